@@ -1,6 +1,5 @@
 """AdaMix, its ablations and its baselines against their steps written out; what they may read; runs that go on."""
 
-import json
 import math
 from pathlib import Path
 
@@ -25,7 +24,8 @@ from pubsel.rules import Budget
 from pubsel.settings import CONF
 from pubsel.settings.keys import Training
 from pubsel.training.loop import Job, fit, noisy_mean
-from tests.made import build
+from tests import made
+from tests.made import build, only_record
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40
@@ -56,6 +56,13 @@ def linear(zero=False):
 
 def random(purpose, step):
     return stream("name", f"public {purpose}", step)
+
+
+def descended(w, steps, rate, decay=0.0, towards=0.0):
+    """The weights after gradient descent on the public sum and on decay/2 ||w - towards||^2."""
+    for _ in range(steps):
+        w = w - rate * (rows_of(w, PUBLIC).sum(0) + decay * (w - towards))
+    return w
 
 
 def view(model=None, public=PUBLIC, **changes):
@@ -89,19 +96,9 @@ def projector(gradient, rank):
 
 def train(algorithm, folder, noise=0.0, public=PUBLIC, private=PRIVATE, stop=None, key="key", zero=True, **changes):
     """What `fit` ends with from zero weights, in full batches."""
-    values = {
-        "epochs": 1,
-        "steps": 4,
-        "batch_size": 1000,
-        "learning_rate": 0.01,
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-        "milestones": [],
-        "decay": 1.0,
-        "chunk": None,
-        "checkpoint_seconds": 0.0,
-    }
-    training, model = Training(**values | changes), linear(zero)
+    values = {"epochs": 1, "steps": 4, "batch_size": 1000, "learning_rate": 0.01, "momentum": 0.0}
+    values |= {"milestones": [], "decay": 1.0, "chunk": None, "checkpoint_seconds": 0.0}
+    training, model = made.training(**values | changes), linear(zero)
     task = Task(private, public, private, C, "accuracy", (), (), ())
 
     def report(now):
@@ -291,9 +288,7 @@ def test_noise_that_is_projected_is_noise_on_the_projected_gradient(rank):
 def test_pretraining_is_gradient_descent_on_the_public_sum():
     model = linear(zero=True)
     build("adamix", pretrain_epochs=3, pretrain_rate=0.02).pretrain(view(model))
-    w = np.zeros(P)
-    for _ in range(3):
-        w -= 0.02 * rows_of(w, PUBLIC).sum(0)
+    w = descended(np.zeros(P), 3, 0.02)
     np.testing.assert_allclose(weights(model), w, rtol=1e-9, atol=1e-12)
     model = linear()
     build("fully_private").pretrain(view(model, public=None))
@@ -304,9 +299,7 @@ def test_only_public_decays_to_zero():
     model = linear(zero=True)
     algorithm = build("only_public", pretrain_epochs=3, pretrain_rate=0.02, weight_decay=0.7)
     algorithm.pretrain(view(model))
-    w = np.zeros(P)
-    for _ in range(3):
-        w = w - 0.02 * (rows_of(w, PUBLIC).sum(0) + 0.7 * w)
+    w = descended(np.zeros(P), 3, 0.02, decay=0.7)
     np.testing.assert_allclose(weights(model), w, rtol=1e-9, atol=1e-12)
     assert algorithm.sensitivity() == 0
     with pytest.raises(NotImplementedError):
@@ -342,9 +335,7 @@ def test_ppgd(tmp_path):
         tau = 2.0 * np.linalg.norm(rows_of(w, PUBLIC).mean(0))
         noise = 0.9 * 1.001 * tau * secret_named()("noise", step).standard_normal(P)
         w = w - 0.01 * (clipped(rows_of(w, PRIVATE), tau) + noise)
-    middle = w
-    for _ in range(4):
-        w = w - 0.03 * (rows_of(w, PUBLIC).sum(0) + 0.5 * (w - middle))
+    w = descended(w, 4, 0.03, decay=0.5, towards=w)
     np.testing.assert_allclose(found, w, rtol=1e-4, atol=1e-5)
 
 
@@ -494,10 +485,9 @@ def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(t
     for seed in (1, 2):
         images("tiny.npz", seed)
         for name, found in digests.items():
-            extra = ["algorithm.pretrain_epochs=20", f"results={seed}"]
+            extra = ["algorithm.pretrain_epochs=20", f"results={name}{seed}"]
             assert main([*words, f"algorithm={name}", *extra]) == 0, capsys.readouterr().err
-            (path,) = Path(str(seed)).glob(f"runs/*-{name}-*/result.json")
-            record = json.loads(path.read_text())
+            record = only_record(f"{name}{seed}")
             found.add(record["weights"])
             assert record["privacy"]["epsilon"] == (0 if name == "only_public" else pytest.approx(2, rel=1e-2))
     assert {name: len(found) for name, found in digests.items()} == {"only_public": 1, "ngd": 2}

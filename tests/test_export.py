@@ -10,6 +10,7 @@ import stat
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -86,6 +87,10 @@ CHOICE = f"""pair.private=./patients_of_1975 pair.public=auto pair.candidates=[d
 PILLAR = (*NPZ, *TINY, "algorithm=pillar", "algorithm.k=5", "training=pillar", "training.steps=3")
 DIGITS = (*NPZ, "model=digits_cnn", "algorithm=dp_sgd", "training=digits", "training.epochs=2")
 SCATTERING = (*NPZ, "model=scattering", "algorithm=dp_sgd", "training.epochs=3")
+TIMM = f"""{" ".join(NPZ)} model=timm model.architecture={NETWORK} model.checkpoint=weights/tiny.safetensors
+    model.norm=freeze model.input_size=32 model.trained=[head] algorithm=dp_sgd training.epochs=2""".split()
+SEVERAL = f"""pair.private=several.npz pair.public=several.npz {SECURE}
+    model=linear algorithm=dp_sgd training.epochs=3""".split()
 WHITENED = (*NPZ, "model=pixels", "algorithm=whitened_head")
 
 
@@ -114,28 +119,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     [
         (*FOLDER, SECURE),
         DIGITS,
-        (
-            *NPZ,
-            "model=timm",
-            f"model.architecture={NETWORK}",
-            "model.checkpoint=weights/tiny.safetensors",
-            "model.norm=freeze",
-            "model.input_size=32",
-            "model.trained=[head]",
-            "algorithm=dp_sgd",
-            "training.epochs=2",
-        ),
+        TIMM,
         SCATTERING,
         WHITENED,
         PILLAR,
-        (
-            *NPZ,
-            "pair.private=several.npz",
-            "pair.public=several.npz",
-            "model=linear",
-            "algorithm=dp_sgd",
-            "training.epochs=3",
-        ),
+        SEVERAL,
         CHOICE,
     ],
     ids=["folder", "network", "timm", "scattering", "whitened", "backbone", "labels", "choice"],
@@ -766,6 +754,19 @@ def test_bounds_are_never_printed_smaller_than_they_are() -> None:
 # ONNX
 
 
+@pytest.fixture
+def runtime() -> Any:
+    pytest.importorskip("onnx", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    return pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+
+def refused(record: pubsel.Record, target: Path, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        export.run(settings(record.folder, target, format=Format.onnx))
+    assert not target.exists()
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -775,10 +776,7 @@ def test_bounds_are_never_printed_smaller_than_they_are() -> None:
     ],
     ids=["linear", "network", "features"],
 )
-def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path) -> None:
-    pytest.importorskip("onnx", reason="needs the extra onnx")
-    pytest.importorskip("onnxscript", reason="needs the extra onnx")
-    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path, runtime: Any) -> None:
     record = trained(*words)
     folder = exported(record, tmp_path / "model", "format=onnx")
     assert {path.name for path in folder.iterdir()} == FILES | {"model.onnx"}
@@ -796,17 +794,14 @@ def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path) -> 
     np.testing.assert_allclose(shares, record.predict(x[:, 0]).probabilities, atol=1e-4)
 
 
+@pytest.mark.usefixtures("runtime")
 def test_onnx_that_gives_other_answers_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    pytest.importorskip("onnxscript", reason="needs the extra onnx")
     from pubsel.release import onnx
 
     record = trained(*FOLDER, SECURE)
     for other in ([0.0, 9.0, 0.0], [0.0, math.nan, 0.0]):
         monkeypatch.setattr(onnx, "logits_of", lambda whole, x, other=other: other)
-        with pytest.raises(UserError, match="the network gives other answers as ONNX: leave it out"):
-            export.run(settings(record.folder, tmp_path / "model", format=Format.onnx))
-    assert not (tmp_path / "model").exists()
+        refused(record, tmp_path / "model", "the network gives other answers as ONNX: leave it out")
 
 
 def test_logits_that_are_no_numbers_or_of_another_shape_are_not_near() -> None:
@@ -819,23 +814,16 @@ def test_logits_that_are_no_numbers_or_of_another_shape_are_not_near() -> None:
     assert not _near(expected, expected * math.nan)
 
 
-def test_a_network_that_onnxruntime_cannot_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
-    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+def test_a_network_that_onnxruntime_cannot_run_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Any
+) -> None:
     record = trained(*FOLDER, SECURE)
-
-    def fails(*_: object, **__: object) -> None:
-        raise RuntimeError("no kernel\nfor this")
-
-    monkeypatch.setattr(runtime, "InferenceSession", fails)
-    with pytest.raises(UserError, match=r"onnxruntime cannot run this network \(no kernel for this\): leave it out"):
-        export.run(settings(record.folder, tmp_path / "model", format=Format.onnx))
-    assert not (tmp_path / "model").exists()
+    monkeypatch.setattr(runtime, "InferenceSession", Mock(side_effect=RuntimeError("no kernel\nfor this")))
+    message = r"onnxruntime cannot run this network \(no kernel for this\): leave it out"
+    refused(record, tmp_path / "model", message)
 
 
 def test_without_the_packages_of_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = trained(*FOLDER, SECURE)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UserError, match=r"format=onnx needs .*: pip install pubsel\[onnx\]"):
-        export.run(settings(record.folder, tmp_path / "model", format=Format.onnx))
-    assert not (tmp_path / "model").exists()
+    refused(record, tmp_path / "model", r"format=onnx needs .*: pip install pubsel\[onnx\]")

@@ -505,26 +505,30 @@ def test_two_processes_decode_once_and_a_killed_one_leaves_nothing_that_is_read(
 BACKBONE = Backbone(architecture="scattering", scattering=None)
 
 
-def test_features_are_read_without_the_images(tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, root = folder(tmp_path / "mine"), str(tmp_path / "root")
+@pytest.fixture
+def pixels_as_features(monkeypatch: pytest.MonkeyPatch) -> None:
     extractor = features.Extractor(lambda x: x.flatten(1).float(), None, torch.device("cpu"), "key", "weights")
     monkeypatch.setattr(features, "load_backbone", lambda *_: extractor)
 
-    def with_features() -> Source:
-        source = data.open_dataset(str(path), root, False)
-        return features.of_source("mine", source, BACKBONE, root, torch.device("cpu"), lambda line: None)
 
-    first, names = with_features(), sorted((tmp_path / "root" / "features").glob("*.npy"))
+def with_features(path: Path | str, root: str, keep: bool = True) -> Source:
+    source = data.open_dataset(str(path), root, False, keep=keep)
+    return features.of_source(str(path), source, BACKBONE, root, torch.device("cpu"), lambda line: None)
+
+
+@pytest.mark.usefixtures("any_size", "pixels_as_features")
+def test_features_are_read_without_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, root = folder(tmp_path / "mine"), str(tmp_path / "root")
+    first, names = with_features(path, root), sorted((tmp_path / "root" / "features").glob("*.npy"))
     assert len(names) == 2
     again()
     with monkeypatch.context() as patch:
         patch.setattr(features, "in_parts", undecodable)
-        assert torch.equal(with_features().train.x, first.train.x)
+        assert torch.equal(with_features(path, root).train.x, first.train.x)
 
     # images that are not kept have the same features, in the same files
     again()
-    source = data.open_dataset(str(path), root, False, keep=False)
-    features.of_source("mine", source, BACKBONE, root, torch.device("cpu"), lambda line: None)
+    with_features(path, root, keep=False)
     assert sorted((tmp_path / "root" / "features").glob("*.npy")) == names
 
     # what is damaged is computed again
@@ -533,21 +537,19 @@ def test_features_are_read_without_the_images(tmp_path: Path, any_size: None, mo
     for damage in ("no json", '{"stamp": [], "digests": {"key": "0"}}', "[]"):
         kept.write_text(damage)
         again()
-        assert torch.equal(with_features().train.x, first.train.x)
+        assert torch.equal(with_features(path, root).train.x, first.train.x)
         assert json.loads(kept.read_text())["digests"]["key"] in names[0].name + names[1].name
 
 
+@pytest.mark.usefixtures("any_size", "pixels_as_features")
 def test_forget_deletes_images_and_features(
-    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "mine")
     folder(tmp_path / "theirs", n=9)
-    extractor = features.Extractor(lambda x: x.flatten(1).float(), None, torch.device("cpu"), "key", "weights")
-    monkeypatch.setattr(features, "load_backbone", lambda *_: extractor)
     for name in ("./mine", "./theirs"):
-        source = data.open_dataset(name, "root", False)
-        features.of_source(name, source, BACKBONE, "root", torch.device("cpu"), lambda line: None)
+        with_features(name, "root")
     rest = set(Path("root").rglob("*.npy"))
 
     assert main(["data", "forget", "./mine", "data_root=root"]) == 0
@@ -566,16 +568,12 @@ def test_forget_deletes_images_and_features(
     assert "name=cifar10: is no path" in capsys.readouterr().err
 
 
-def test_features_of_files_that_changed_are_deleted(
-    tmp_path: Path, any_size: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("any_size", "pixels_as_features")
+def test_features_of_files_that_changed_are_deleted(tmp_path: Path) -> None:
     """A person who is taken out of the data must not stay in what is made of them."""
     path, root = folder(tmp_path / "mine"), str(tmp_path / "root")
-    extractor = features.Extractor(lambda x: x.flatten(1).float(), None, torch.device("cpu"), "key", "weights")
-    monkeypatch.setattr(features, "load_backbone", lambda *_: extractor)
     for _ in range(2):
-        source = data.open_dataset(str(path), root, False)
-        features.of_source("mine", source, BACKBONE, root, torch.device("cpu"), lambda line: None)
+        with_features(path, root)
         (path / "cat" / "secret02.png").unlink(missing_ok=True)
     assert len(list((tmp_path / "root" / "features").glob("*.npy"))) == 2
 

@@ -48,10 +48,7 @@ def started(tmp_path: Path, *words: str, **environment: str) -> Command:
 
 
 def states(tmp_path: Path) -> dict[int, dict]:
-    found = {}
-    for path in tmp_path.glob("results/sweeps/*/*.json"):
-        found[int(path.stem)] = json.loads(path.read_text())
-    return found
+    return {int(path.stem): json.loads(path.read_text()) for path in tmp_path.glob("results/sweeps/*/*.json")}
 
 
 def wait_for(what, seconds: float = 120):

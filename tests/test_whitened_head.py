@@ -1,6 +1,5 @@
 """The whitened head: its map written out, what follows from a task, its noise, and its releases under attack."""
 
-import json
 import math
 from pathlib import Path
 
@@ -50,6 +49,13 @@ def features(m, d=30, seed=0):
     draw = np.random.RandomState(seed)
     mixing = np.random.RandomState(99).standard_normal((d, d)) * np.logspace(0, -1, d)[:, None]
     return torch.from_numpy(draw.standard_normal((m, d)) @ mixing * np.linspace(0.1, 3, d)).float()
+
+
+def at_zero(d, classes, bias=True):
+    model = torch.nn.Linear(d, classes, bias=bias)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    return model
 
 
 def training_of(algorithm):
@@ -292,9 +298,7 @@ def test_all_features_have_the_share_of_directions_that_public_examples_do_not_s
 
 @pytest.mark.parametrize(("classes", "several"), [(2, False), (10, False), (200, False), (1, True), (14, True)])
 def test_the_clip_norm_is_that_of_gradients_at_zero_weights(classes, several):
-    model = torch.nn.Linear(6, classes)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    model = at_zero(6, classes)
     x = LENGTH * torch.nn.functional.normalize(torch.randn(9, 6), dim=1)
     y = torch.randint(2, (9, classes)).float() if several else torch.randint(classes, (9,))
     norms = LinearGradients(model).matrix(x, y).row_norms()
@@ -318,9 +322,7 @@ def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, sev
     y = torch.zeros(n, classes) if several else torch.zeros(n, dtype=torch.long)
     private = Split(torch.full((n, 20), math.nan), y)
     task = Task(private, None, private, classes, "accuracy", (0.5,), (0.5,), ())
-    model = torch.nn.Linear(20, classes)
-    torch.nn.init.zeros_(model.weight)
-    torch.nn.init.zeros_(model.bias)
+    model = at_zero(20, classes)
 
     training = training_of(algorithm)
     plan = schedule(n, training)._replace(steps=algorithm.steps)
@@ -430,9 +432,7 @@ def test_one_step_without_noise_is_the_linear_discriminant(bias, tmp_path):
     x = x - x.mean(0)  # as a public mean would
     x = x * LENGTH / x.norm(dim=1).max()  # none is clipped
     algorithm = build("whitened_head_once", k=8).derived(Facts(600, 8, 100, 4, False, math.inf))
-    model = torch.nn.Linear(8, 4, bias=bias)
-    for parameter in model.parameters():
-        torch.nn.init.zeros_(parameter)
+    model = at_zero(8, 4, bias)
     training = training_of(algorithm)
     private = Split(x, y)
     task = Task(private, None, private, 4, "accuracy", (0.5,), (0.5,), ())
@@ -510,8 +510,8 @@ def test_a_run_needs_no_settings(name, data, folder, capsys):
     assert record["privacy"]["epsilon"] == pytest.approx(2)
     all_features = 36 if record["derived"].get("rest") else 0
     assert record["derived"]["k"] == record["parameters"] // 3 - 1 - all_features == 29
-    at_zero = math.sqrt(2 / 3) if data == "tiny" else 1 / (2 * math.sqrt(3))
-    assert record["derived"]["clip_norm"] == pytest.approx((1 if name.endswith("once") else CLIP) * ROW * at_zero)
+    norm = math.sqrt(2 / 3) if data == "tiny" else 1 / (2 * math.sqrt(3))
+    assert record["derived"]["clip_norm"] == pytest.approx((1 if name.endswith("once") else CLIP) * ROW * norm)
     assert record["utility"] > 0.75
 
 
@@ -521,11 +521,7 @@ def test_settings_of_training_that_are_given_make_no_other_run(folder, capsys):
     assert main([*WORDS, *PUBLIC, "algorithm=whitened_head", *others]) == 0
     assert "finished before" in capsys.readouterr().err
     training = only_record()["settings"]["training"]
-    assert {key: training[key] for key in ("steps", "momentum", "batch_size")} == {
-        "steps": 30,
-        "momentum": 0.9,
-        "batch_size": 10**9,
-    }
+    assert [training[key] for key in ("steps", "momentum", "batch_size")] == [30, 0.9, 10**9]
 
 
 def test_a_run_without_public_data(folder, capsys):
@@ -574,8 +570,7 @@ def test_a_run_that_was_killed_ends_like_another(which, folder, capsys, monkeypa
     assert main([*words, "results=other"]) == 130
     monkeypatch.setattr("pubsel.training.loop._report", report)
     assert main([*words, "results=other"]) == 0, capsys.readouterr().err
-    (path,) = Path("other").glob("runs/*/result.json")
-    assert json.loads(path.read_text())["weights"] == whole
+    assert only_record("other")["weights"] == whole
 
 
 @pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once"])
@@ -585,8 +580,6 @@ def test_a_finished_run_is_repeated_attacked_and_audited(name, folder, capsys):
     (path,) = Path("results").glob("runs/*/result.json")
     assert main(["run", f"replay={path}"]) == 0, capsys.readouterr().err
     assert main(["attack", "loss", "run=all", "device=cpu"]) == 0, capsys.readouterr().err
-    attack = json.loads(next(Path("results").glob("attacks/*/result.json")).read_text())
-    assert 0.3 < attack["auc"] < 0.7
+    assert 0.3 < only_record(kind="attacks")["auc"] < 0.7
     assert main(["audit", *words[1:], "audit.kind=per_instance"]) == 0, capsys.readouterr().err
-    (audit,) = Path("results").glob("audits/*/result.json")
-    assert json.loads(audit.read_text())["failed"] == []
+    assert only_record(kind="audits")["failed"] == []
