@@ -80,7 +80,7 @@ def defaults(schema: Any) -> dict[str, Any]:
     return values
 
 
-_structured = cache(OmegaConf.structured)  # a third of the time of a check
+_structured: Callable[[Any], Any] = cache(OmegaConf.structured)  # half of the time of a check
 
 
 def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
