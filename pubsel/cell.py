@@ -31,7 +31,7 @@ from pubsel.settings.identity import as_json, identity_of, short_name
 from pubsel.settings.keys import Backbone, Convert, Device, Model, RankConfig, RunConfig, Select, Training
 
 
-class Noted(NamedTuple):
+class Spending(NamedTuple):
     """A ledger entry: the unprocessed private examples, and the epsilon and delta spent."""
 
     private: Split
@@ -93,11 +93,11 @@ class Streams(NamedTuple):
         public: Iterable[Split],
         weights: Mapping[str, torch.Tensor],
         plan: Mapping[str, Any],
-        noted: Noted | None = None,
+        spending: Spending | None = None,
     ) -> Secret:
         """Return the secret streams of one release of the request (`randomness.secret`). private, public: as used;
         private also has how many examples each person has, if the unit is a person.
-        noted: written into the ledger just before the first noise is drawn; None if nothing is released."""
+        spending: written into the ledger just before the first noise is drawn; None if nothing is released."""
         streams = secret(
             what,
             settings=self.settings,
@@ -109,21 +109,23 @@ class Streams(NamedTuple):
             secure=self.secure,
         )
 
-        if noted is not None:
-            streams.begin = partial(self._note, what, noted)
+        if spending is not None:
+            streams.begin = partial(self._note, what, spending)
         return streams
 
     def choice(self, choice: Choice) -> Secret:
         """Return the secret streams of a private choice, which all that it depends on decides: no two share them."""
         weights = {} if by_features(choice.select) else tensors(choice.build(0))
-        noted, public = Noted(choice.task.private, choice.epsilon, 0.0), choice.candidates.values()
-        return self.secret("choice", units_of(choice.task), public, weights, {"epsilon": choice.epsilon}, noted)
+        spending, public = Spending(choice.task.private, choice.epsilon, 0.0), choice.candidates.values()
+        return self.secret("choice", units_of(choice.task), public, weights, {"epsilon": choice.epsilon}, spending)
 
-    def _note(self, what: str, noted: Noted, key: str) -> None:
+    def _note(self, what: str, spending: Spending, key: str) -> None:
         if self.unit is not None:
             what += f", for a person ({self.unit})"
-        release = ledger.Entry(self.name, self.private, what, noted.epsilon, noted.delta, None if self.secure else key)
-        ledger.note(self.results, content(*noted.private), release)
+        release = ledger.Entry(
+            self.name, self.private, what, spending.epsilon, spending.delta, None if self.secure else key
+        )
+        ledger.note(self.results, content(*spending.private), release)
 
     def record(self) -> dict[str, str]:
         """Return what of the noise does not follow from settings and data, for records."""

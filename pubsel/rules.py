@@ -83,12 +83,12 @@ def check_pair(settings: RunConfig) -> None:
     """Raise UsageError if private data were given alone: the public ones would be those of another pair."""
     if not HydraConfig.initialized():
         return
-    given = {word.lstrip("+~").partition("=")[0]: word for word in HydraConfig.get().overrides.task}
-    if "pair.private" not in given or given.keys() & {"pair", "pair.public", "experiment", "like", "replay"}:
+    passed = {word.lstrip("+~").partition("=")[0]: word for word in HydraConfig.get().overrides.task}
+    if "pair.private" not in passed or passed.keys() & {"pair", "pair.public", "experiment", "like", "replay"}:
         return
     if settings.algorithm.get("_target_") and algorithms.build(settings.algorithm).uses_public:
         raise UsageError(
-            f"{given['pair.private']}: give its public data too, pair.public=NAME or a path (`pubsel rank` finds the "
+            f"{passed['pair.private']}: give its public data too, pair.public=NAME or a path (`pubsel rank` finds the "
             "nearest), or an algorithm without, such as algorithm=dp_sgd; and model=NAME, unless fmnist_cnn fits"
         )
 
@@ -103,8 +103,8 @@ def canonical(settings: RunConfig) -> RunConfig:
 
     # what the method sets itself is one value, whatever was given
     if isinstance(algorithm, Derives):
-        own: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
-        training = dataclasses.replace(settings.training, **(own | dict(algorithm.training)))
+        defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
+        training = dataclasses.replace(settings.training, **(defaults | dict(algorithm.training)))
         settings = dataclasses.replace(settings, training=training)
 
     # without public data, nothing that describes it changes the run; nor does a seed of which nothing is drawn

@@ -234,7 +234,7 @@ class Program(NamedTuple):
         # As release.run.train.
         task = task._replace(public=data.candidates.get(chosen))
         cell, sigma = self.cell.derived(task), self.plan.noise_multiplier
-        prepared = prepare(cell, task, None, noted=False)
+        prepared = prepare(cell, task, None, in_ledger=False)
         secret = training_secret(cell, prepared.task, prepared.whole, self.schedule, self.plan)
         checkpoint = cell.folder / "checkpoint.pt"
         job = Job(cell.algorithm, self.schedule, sigma, cell.training, cell.name, checkpoint)

@@ -116,7 +116,7 @@ def head(task: Task, epsilon: float, seed: int, weights: Tensor | None = None) -
         cell = cell._replace(folder=Path(folder))
         plan, spend, _ = cell.guarantee(task.units)
         cell = cell.derived(task)
-        prepared = prepare(cell, task, None, noted=False)
+        prepared = prepare(cell, task, None, in_ledger=False)
         secret = training_secret(cell, prepared.task, prepared.whole, plan, spend)
         assert spend is not None
         job = Job(cell.algorithm, plan, spend.noise_multiplier, cell.training, cell.name, cell.folder / "c.pt")

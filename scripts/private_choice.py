@@ -167,7 +167,7 @@ def reached(setting: Setting, public: Tensor | None, seed: int) -> float:
         schedule, plan, _ = cell.guarantee(task.units)
         assert plan is not None
         cell = cell.derived(task)
-        prepared = prepare(cell, task, None, noted=False)
+        prepared = prepare(cell, task, None, in_ledger=False)
         secret = training_secret(cell, prepared.task, prepared.whole, schedule, plan)
         checkpoint = cell.folder / "checkpoint.pt"
         job = Job(cell.algorithm, schedule, plan.noise_multiplier, cell.training, cell.name, checkpoint)

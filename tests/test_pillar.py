@@ -359,7 +359,7 @@ def test_the_noise_that_is_accounted_for_is_added(tmp_path, monkeypatch):
     )
     cell = cell_of(build("dp_pca", k=2), tmp_path)
     _, _, first = cell.guarantee(60)
-    freeze(cell, problem(features(60), features(40)), first, noted=False)
+    freeze(cell, problem(features(60), features(40)), first, in_ledger=False)
     assert asked == [first.noise_multiplier]
 
 

@@ -164,7 +164,7 @@ class Planned(NamedTuple):
     def prepared(self, algorithm: Algorithm, task: Task) -> Prepared:
         """Return the training ready to run by `algorithm`, which may be one that is watched. Nothing of it is
         released."""
-        return prepare(self.cell._replace(algorithm=algorithm), task, self.first, noted=False)
+        return prepare(self.cell._replace(algorithm=algorithm), task, self.first, in_ledger=False)
 
     def secret(self, prepared: Prepared) -> Secret:
         """Return the streams of this training alone; of a run's own training the run's, bit for bit."""

@@ -299,7 +299,7 @@ def _own_words() -> Iterator[None]:
         yield
     except UserError as error:
         text = str(error)
-        for key, own in KEYS.items():
-            text = text.replace(key, own)
+        for key, ours in KEYS.items():
+            text = text.replace(key, ours)
         error.args = (text, *error.args[1:])
         raise

@@ -13,7 +13,7 @@ from torch import nn
 
 from pubsel import data, distances, records, selection
 from pubsel.cell import (
-    Noted,
+    Spending,
     Streams,
     choose_device,
     given_weights,
@@ -193,9 +193,9 @@ def _rank(
         n = len(task.private.x)
         plan = distance.plan(n)
         accountant.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
-        noted = Noted(task.private, plan.epsilon, plan.delta)
+        spending = Spending(task.private, plan.epsilon, plan.delta)
         weights = tensors(build(0))
-        secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), noted)
+        secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), spending)
         measure = partial(distance.release, source=secret)
         privacy = accountant.measurement_statement("All its distances together are", plan, settings.secure_noise, n)
         statement |= {"privacy": privacy}

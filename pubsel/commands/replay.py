@@ -29,15 +29,15 @@ ROUNDED = 1e-6  # how far numbers may be apart, relative to those above 1
 ELSEWHERE = 0.01  # the same, if sums are rounded otherwise
 
 
-def repeat(name: str, asked: RunConfig) -> tuple[bool, str]:
-    """Train a record's run again, on as many threads unless `asked`, its settings as `records.expanded` composes them,
-    has another number. Return whether it came out the same, and the text that names what differs. UsageError if they
-    would be another run today, since a default has changed."""
+def repeat(name: str, requested: RunConfig) -> tuple[bool, str]:
+    """Train a record's run again, on as many threads unless `requested`, its settings as `records.expanded` composes
+    them, has another number. Return whether it came out the same, and the text that names what differs. UsageError if
+    they would be another run today, since a default has changed."""
     # a run whose settings or noise cannot be had again is refused before it trains
-    record, _ = records.find(name, Path(asked.results), ("runs",))
+    record, _ = records.find(name, Path(requested.results), ("runs",))
     if why := records.outdated(record):
         raise UsageError(f"replay={name}: {why}")
-    settings = canonical(asked)
+    settings = canonical(requested)
     if identity_of(settings) != record["identity"]:
         raise UsageError(
             f"{record['identity']}: other settings now, which give {identity_of(settings)}: run its sweep again"
@@ -54,7 +54,7 @@ def repeat(name: str, asked: RunConfig) -> tuple[bool, str]:
         settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, chunk=int(chunk[1])))
 
     with tempfile.TemporaryDirectory() as folder:
-        ledger = Path(asked.results, "ledger").absolute()  # with other code or data it is another release
+        ledger = Path(requested.results, "ledger").absolute()  # with other code or data it is another release
         ledger.mkdir(parents=True, exist_ok=True)
         Path(folder, "ledger").symlink_to(ledger)
         again = dataclasses.replace(settings, results=folder, threads=threads, replay=None)

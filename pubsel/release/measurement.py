@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pubsel.cell import Cell, Noted, tensors
+from pubsel.cell import Cell, Spending, tensors
 from pubsel.data import Task
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import weights_of
@@ -80,9 +80,9 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
     # The noise follows from what decides the counts: the examples, whose they are, and the trained weights.
     sensitivity = quality.sensitivity(counts)
     plan = accountant.plan(epsilon, delta, 1.0, 1, sensitivity)
-    noted = Noted(images, plan.epsilon, plan.delta)
+    spending = Spending(images, plan.epsilon, plan.delta)
     decides = [*held, *([] if people is None else [people])]
-    secret = cell.streams.secret(ledger.MEASUREMENT, decides, [], tensors(prepared.whole), plan._asdict(), noted)
+    secret = cell.streams.secret(ledger.MEASUREMENT, decides, [], tensors(prepared.whole), plan._asdict(), spending)
 
     def draw() -> dict[str, Any]:
         drawn = quality.release(counts, n, plan, secret, balanced=task.metric == "balanced_accuracy")

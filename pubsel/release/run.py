@@ -1,6 +1,6 @@
 """`pubsel run`: from settings to the record of one training.
 
-It loads one cell, chooses its public data if that is asked for, plans its privacy and measures its distance; then it
+It loads one cell, chooses its public data if that is requested, plans its privacy and measures its distance; then it
 trains, evaluates and describes it.
 """
 
@@ -68,8 +68,8 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
 
     def make() -> dict[str, Any]:
         # before anything that may fail, so that the folder of a failed run tells its command
-        asked = {"identity": cell.name, "settings": cell.streams.settings, "device": str(cell.device)}
-        records.write_record(cell.folder / "settings.json", asked)
+        request = {"identity": cell.name, "settings": cell.streams.settings, "device": str(cell.device)}
+        records.write_record(cell.folder / "settings.json", request)
         with logged(path), _failures_noted(cell.folder):
             record = train(cell)
             if not math.isfinite(record["utility"]):

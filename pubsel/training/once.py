@@ -12,7 +12,7 @@ from torch import nn
 
 from pubsel import models
 from pubsel.algorithms import Freezes, Frozen, Release, Solves, map_of
-from pubsel.cell import Cell, Noted, tensors, units_of
+from pubsel.cell import Cell, Spending, tensors, units_of
 from pubsel.data import Split, Task
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError, gib, say
@@ -45,11 +45,11 @@ class Prepared(NamedTuple):
         return nn.Sequential(OrderedDict(frozen=frozen, linear=self.model))
 
 
-def prepare(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Prepared:
+def prepare(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: bool = True) -> Prepared:
     """Return the network of a cell, and all that is computed before it trains. first: the plan of a release from
-    private features; noted: whether it is entered in the ledger. UserError if there is not enough memory."""
+    private features; in_ledger: whether the ledger gets an entry of it. UserError if there is not enough memory."""
     # the map before the linear classifier, then the layers below what trains: each is computed once
-    frozen = freeze(cell, task, first, noted)
+    frozen = freeze(cell, task, first, in_ledger)
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
         task = task._replace(offsets=frozen.offsets)
@@ -68,26 +68,26 @@ def training_secret(
     model: nn.Module,
     plan: Schedule,
     spend: accountant.Plan | None,
-    given: Split | None = None,
+    unprocessed: Split | None = None,
     what: str = "training",
 ) -> Secret:
     """Return the secret streams of the training of `model`, all that is released of it, at its start; `task` as it
     trains.
 
-    given: the private examples by which the ledger identifies them; None if nothing is released. what: another word for
-    a training that is not the run's own."""
+    unprocessed: the private examples by which the ledger identifies them; None if nothing is released. what: another
+    word for a training that is not the run's own."""
     # the ledger gets an entry only for what is released
     costs = {"noise_multiplier": 0.0, "epsilon": math.inf, "delta": 0.0}
-    noted = None
+    spending = None
     if spend is not None:
         costs = {key: getattr(spend, key) for key in costs}
-    if given is not None and spend is not None:
-        noted = Noted(given, spend.epsilon, spend.delta)
-    elif given is not None and isinstance(cell.algorithm, Solves):
-        noted = Noted(given, cell.budget.epsilon, cell.budget.delta)
+    if unprocessed is not None and spend is not None:
+        spending = Spending(unprocessed, spend.epsilon, spend.delta)
+    elif unprocessed is not None and isinstance(cell.algorithm, Solves):
+        spending = Spending(unprocessed, cell.budget.epsilon, cell.budget.delta)
     public = [] if task.public is None else [task.public]
     private = units_of(task)
-    return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, noted)
+    return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, spending)
 
 
 def below_once(network: models.Network, task: Task, available: int) -> tuple[Above, Task]:
@@ -105,7 +105,7 @@ def below_once(network: models.Network, task: Task, available: int) -> tuple[Abo
     )
 
 
-def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = True) -> Frozen | None:
+def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: bool = True) -> Frozen | None:
     """Return the map before the linear classifier. If it is released from private features, it is released once, with
     noise, and kept in the run's folder until the run has finished."""
     algorithm = cell.algorithm
@@ -126,7 +126,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, noted: bool = 
     # the map is of private data: its noise is drawn once, and its cost is in the plan
     plan = first._asdict() if first else {"noise_multiplier": 0.0, "epsilon": math.inf}
     public = [] if task.public is None else [task.public]
-    costs = Noted(task.private, first.epsilon, first.delta) if first is not None and noted else None
+    costs = Spending(task.private, first.epsilon, first.delta) if first is not None and in_ledger else None
     secret = cell.streams.secret("first release", units_of(task), public, {}, plan, costs)
 
     def draw() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pubsel.cell import Cell, Noted, units_of
+from pubsel.cell import Cell, Spending, units_of
 from pubsel.data import Split, Task
 from pubsel.data.embeddings import check_widths, is_embeddings, open_embeddings
 from pubsel.data.splits import NO_CLASS
@@ -77,8 +77,8 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     # What decides the release: the private examples, the clusters, and the pool, of which a sample has these.
     public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in of.clusters if isinstance(each, np.ndarray)]
     public += [Split(torch.from_numpy(of.nearest), torch.zeros(0))]
-    noted = Noted(task.private, of.epsilon, 0.0)
-    secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, noted)
+    spending = Spending(task.private, of.epsilon, 0.0)
+    secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, spending)
 
     private, with_none = Private.of(task.private.x, task.people), not of.needs_public
 

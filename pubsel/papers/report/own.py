@@ -102,8 +102,8 @@ def split_own(
     for lines in ledgers:
         if paths := [line["private"] for line in lines if is_path(line["private"])]:
             of(paths).lines.extend(lines)
-    for part, given in (("records", records), ("ranks", ranks), ("choices", choices)):
-        for record in filter(is_own, given):
+    for part, listed in (("records", records), ("ranks", ranks), ("choices", choices)):
+        for record in filter(is_own, listed):
             getattr(of([record["private"]]), part).append(record)
     return sorted((group for _, group in groups), key=lambda group: (group.title, group.names))
 
@@ -301,15 +301,17 @@ def _figure(values: Sequence[float] | None) -> Entry:
 def _table(heads: dict[str, str], rows: list[dict[str, Entry]], keys: Sequence[str]) -> Shown | None:
     """Return rows for the template, without columns that have nothing; None if there is no row."""
     # a column without a value says nothing
-    given = {key: [row[key] for row in rows] for key in heads}
-    given = {key: entries for key, entries in given.items() if any(entry[1] != typeset.MISSING for entry in entries)}
+    entries_of = {key: [row[key] for row in rows] for key in heads}
+    entries_of = {
+        key: entries for key, entries in entries_of.items() if any(entry[1] != typeset.MISSING for entry in entries)
+    }
     columns = [
         typeset.Column(
             key, heads[key], [entry[1:] for entry in entries], all(type(entry[0]) is not str for entry in entries)
         )
-        for key, entries in given.items()
+        for key, entries in entries_of.items()
     ]
-    values = {key: [entry[0] for entry in entries] for key, entries in given.items()}
+    values = {key: [entry[0] for entry in entries] for key, entries in entries_of.items()}
     return shown(columns, values, list(keys), []) if rows else None
 
 
