@@ -75,7 +75,7 @@ class Streams(NamedTuple):
         else:
             private, unit, chunk, secure = settings.private, None, None, settings.secure_noise
 
-        # where sums are rounded alike
+        # the place decides how sums are rounded, and so which noise may be repeated
         if repeated is None:
             processor = f"{records.processor()} ({torch.backends.cpu.get_cpu_capability()})"
             if device.type == "cuda":

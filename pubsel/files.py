@@ -281,7 +281,7 @@ def file_map(file: IO[bytes], start: int, shape: tuple[int, ...], dtype: Any) ->
     size = prod(shape) * np.dtype(dtype).itemsize
     if not size:
         return np.empty(shape, dtype)
-    # a map begins at a page: what lies before `start` in it is left out of the array
+    # a map must begin at a page boundary, so the array starts `rest` bytes into it
     rest = start % mmap.ALLOCATIONGRANULARITY
     flags, access = mmap.MAP_PRIVATE | UNPROMISED, mmap.PROT_READ | mmap.PROT_WRITE
     content = mmap.mmap(file.fileno(), rest + size, flags=flags, prot=access, offset=start - rest)

@@ -191,7 +191,7 @@ def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
 
 def canonical_candidates(pair: Pair, epsilon: float | None) -> Pair:
     """Return the same pair with its candidates in one order. UsageError where pair.public=auto, pair.candidates and
-    epsilon_select do not all stand together, or not at all."""
+    epsilon_select are not given all together or not at all."""
     auto = pair.public == AUTO
     chooses = epsilon is not None and pair.public != POOL
     if (auto, bool(pair.candidates), chooses) not in ((True,) * 3, (False,) * 3):

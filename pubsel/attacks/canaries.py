@@ -210,7 +210,7 @@ def distinct(task: Task, m: int, random: np.random.Generator) -> tuple[Split, ND
     included = random.random(m) < 0.5
     coins, people = torch.from_numpy(included), task.people
     rows = coins.nonzero().flatten()
-    # a person with several copies would weigh more, if single examples were protected
+    # a program that protects single examples would let a person count once per copy
     if people is not None:
         people = torch.cat([people, torch.full_like(rows, COPIES)])
         rows = rows.repeat_interleave(COPIES)

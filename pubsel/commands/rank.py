@@ -84,7 +84,7 @@ def canonical_rank(settings: RankConfig) -> RankConfig:
     """Return the same settings with those that have no use here set to one value."""
     selects = settings.epsilon_select is not None
     distance, public, select = distance_of(settings), settings.public, settings.select
-    # what has no use is one value, so that equal ranks are one rank
+    # reset unused settings, so that equal rankings share one record
     if selects:  # the order of the candidates must not matter
         select = compared(select, settings.model)
         check_choice(select, settings.model, distance)

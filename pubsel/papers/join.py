@@ -350,7 +350,7 @@ def _joined(
     name: str, spec: Spec, shown: list[TableCell], ranks: list[dict[str, Any]]
 ) -> tuple[pandas.DataFrame, list[TableCell | None]]:
     """Return frame and cells of a `Table`."""
-    # each row of the paper has a key of its own, or a record would have two rows
+    # keys of the paper's rows must be unique, or a record would match two of them
     paper = paper_rows(spec.paper)
     privates = list(dict.fromkeys(row["private"] for row in paper))
     key = [name for name in CELL if name != "label"]

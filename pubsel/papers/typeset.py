@@ -191,7 +191,7 @@ def notes(table: Table) -> list[str]:
         if (frame["public"] == ours).any():
             lines.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
 
-    # what is missing or not valid is said, and not left to be found
+    # report rows that are missing, and guarantees that do not hold
     missing = sum(cell is None for cell in table.cells)
     if missing:
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
@@ -308,7 +308,7 @@ def _latex_table(frame: pandas.DataFrame, title: str, below: list[str], label: s
     texts = [f"{_latex(note)}\\par" for note in below]
     foot = [r"\par\smallskip\noindent", r"\begin{minipage}{\linewidth}\footnotesize", *texts, r"\end{minipage}"]
 
-    # a long table goes on on further pages, its notes on the last
+    # split a long table across pages; only the last part has the notes
     lines = []
     for start in range(0, max(1, len(body)), LONG):
         lines += [r"\begin{table}", f"\\centering{NARROW}", captions[start > 0], FITTED]

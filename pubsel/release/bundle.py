@@ -88,7 +88,7 @@ def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
 
 def head_facts(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
     """Return what gives the logits: the last linear layer, or the network as a whole."""
-    # a network of its own has its head within
+    # the head of a trained network is one of its layers
     if isinstance(whole, models.Network):
         return {"kind": "part of the network", "outputs": len(facts["classes"])}
     linear = next(module for module in whole.modules() if isinstance(module, nn.Linear))

@@ -98,7 +98,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
 def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return what was released of the quality on held-out examples: the noisy table and its figures, and its share of
     the guarantee."""
-    # the noisy counts are released values; the examples behind them are not
+    # only keys with released values are copied: the exact counts are never stored
     quality = record.get("quality")
     if quality is None:
         return None

@@ -147,7 +147,7 @@ def release(counts: Steps, n: int, plan: Plan, source: Sources, balanced: bool =
     if (plan.rate, plan.steps) != (1, 1):
         raise ValueError("the quality is one release of all held-out examples: a plan of one step at rate 1")
 
-    # a sum with noise of its own is more exact than a sum over noisy counts
+    # release the sum separately: a sum over noisy counts would add up their noise
     sums = np.zeros(0, np.int64)
     if counts.ndim == 2:
         sums = counts.sum(1) if balanced else np.trace(counts)[None]
