@@ -233,7 +233,8 @@ def use_threads(threads: int | None) -> None:
 def load_task(inputs: Inputs, device: torch.device) -> Task:
     """Return the data of a run; with a backbone, its features in place of the images."""
     through = through_backbone(inputs.backbone, inputs.pair.convert, inputs.data_root, device)
-    return data.load(inputs.pair, inputs.data_root, inputs.download, through, inputs.keep)
+    pixels = inputs.backbone is None
+    return data.load(inputs.pair, inputs.data_root, inputs.download, through, inputs.keep, pixels)
 
 
 def through_backbone(backbone: Backbone | None, convert: Convert, root: str, device: torch.device) -> data.Through:

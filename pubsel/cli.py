@@ -103,7 +103,7 @@ def _data(settings: DataConfig) -> str:
         case "prepare":
             return data.prepare_data(settings.name, settings.data_root)
         case "check":
-            return data.check_data(settings.name, settings.data_root, settings.keep)
+            return data.check_data(settings)
         case "forget":
             return data.forget_data(settings.name, settings.data_root)
     raise UsageError(f"action={settings.action}: {USAGE['data']}")

@@ -99,6 +99,8 @@ def canonical(settings: RunConfig) -> RunConfig:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
     pair, distance, epsilon = settings.pair, distances.build(settings.distance), settings.epsilon
+    if pair.overlap == (Overlap.leave if is_path(pair.private) else Overlap.refuse):  # as if nobody had said so
+        pair = dataclasses.replace(pair, overlap=None)
     typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
 
     # what the method sets itself is one value, whatever was given
@@ -219,8 +221,6 @@ def canonical_pool(pair: Pair, epsilon: float | None, model: Model) -> Pair:
         return dataclasses.replace(pair, pool_m=None)
     if pair.take != Take.test:
         raise UsageError("pair.public=pool: its examples are of other sets or test images: set pair.take=test")
-    if pair.overlap == Overlap.drop:
-        raise UsageError("pair.overlap=drop: what is in the pool would depend on private images: take leave")
     if pair.m is not None and pair.m < FEWEST:
         raise UsageError(f"pair.m={pair.m}: too few to see whether they are of the private kind: give {FEWEST} or more")
     if model.backbone is None:
@@ -270,11 +270,6 @@ def check_measured(settings: RunConfig) -> None:
     settings are canonical."""
     if not settings.privacy.measure:
         return
-    if settings.pair.overlap == Overlap.drop:
-        raise UsageError(
-            "privacy.measure=true: which held-out images are dropped would depend on training images: remove them "
-            "from your data, and leave out pair.overlap=drop"
-        )
     if settings.pair.validation == 0:
         raise UsageError("privacy.measure=true: measures on held-out private examples: give pair.validation=0.1")
     if not 0 < settings.epsilon < math.inf:

@@ -24,7 +24,7 @@ from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 from pubsel.messages import UsageError, UserError
 from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_info, dataset_names
-from pubsel.settings.keys import Convert, Overlap, Pair, Take
+from pubsel.settings.keys import Convert, Pair, Take
 
 resize, exact = Convert.resize, Convert.exact
 
@@ -409,16 +409,15 @@ DRAWN = {"take": Take.train, "m": 40, "validation": 0.2, "private_share": 0.5}
 
 
 def drawn(tmp_path, **changes):
-    """The first pixels of public, private and held-out images, each of which is of one image alone."""
-    if not (tmp_path / "a.npz").exists():
-        images = np.arange(200, dtype=np.uint8).reshape(200, 1, 1).repeat(4, 1).repeat(4, 2)
+    """The first pixels of public, private and held-out images of a published set, each of one image alone."""
+    if not (tmp_path / "mnist.npz").exists():
+        images = np.arange(200, dtype=np.uint8).reshape(200, 1, 1).repeat(28, 1).repeat(28, 2)
         labels = np.arange(200) % 4
-        test = images[:9] + 1 - np.eye(4, dtype=np.uint8)
-        np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=test, test_labels=labels[:9])
-    name = str(tmp_path / "a.npz")
-    task = load(
-        Pair(private=name, public=name, convert=Convert.resize, overlap=Overlap.drop, **DRAWN | changes), ".", False
-    )
+        test = images[:9] + 1 - np.eye(28, dtype=np.uint8)
+        arrays = {"train_images": images, "train_labels": labels, "test_images": test, "test_labels": labels[:9]}
+        np.savez(tmp_path / "mnist.npz", **arrays)
+    pair = Pair(private="mnist", public="mnist", convert=Convert.resize, **DRAWN | changes)
+    task = load(pair, str(tmp_path), False)
     return [set(split.x[:, 0, 0, 0].tolist()) for split in (task.public, task.private, task.validation)]
 
 
@@ -551,15 +550,15 @@ def test_combined_public_sets_are_dealt_out_in_turn(tmp_path):
 
 
 def test_the_private_share_of_a_combination_leaves_the_test_set(tmp_path):
-    arrays = npz(tmp_path / "a.npz")
-    npz(tmp_path / "b.npz")
-    both = [str(tmp_path / name) for name in ("b.npz", "a.npz")]
-    task = load(Pair(private=both[1], public=both, m=6, convert=resize), ".", False)
+    arrays = npz(tmp_path / "mnist.npz", shape=(28, 28))
+    npz(tmp_path / "b.npz", shape=(28, 28))
+    both = [str(tmp_path / "b.npz"), "mnist"]
+    task = load(Pair(private="mnist", public=both, m=6, convert=resize), str(tmp_path), False)
     assert (task.public.x[1::2, 0].numpy() == arrays["test_images"][:3]).all()
     assert (task.test.x[:, 0].numpy() == arrays["test_images"][3:]).all()
-    assert task.notes == (f"the first 3 test images of {both[1]} are public and left the test set",)
-    with pytest.raises(UsageError, match=r"pair.m=20: no test images of .* would remain"):
-        load(Pair(private=both[1], public=both, m=20, convert=resize), ".", False)
+    assert task.notes == ("the first 3 test images of mnist are public and left the test set",)
+    with pytest.raises(UsageError, match=r"pair.m: no test images of mnist would remain"):
+        load(Pair(private="mnist", public=both, m=20, convert=resize), str(tmp_path), False)
 
 
 @pytest.mark.parametrize(
@@ -602,7 +601,7 @@ def test_labels_of_a_combination_are_refused_by_what_needs_them(tmp_path):
 @pytest.mark.parametrize(
     ("public", "changes", "message"),
     [
-        (["b.npz", "a.npz"], {"m": 18}, r"pair.m=18, 9 from each set: .*b.npz has only 8 images in all: use a smaller"),
+        (["b.npz", "noise"], {"m": 18}, r"pair.m=18, 9 from each set: .*b.npz has only 8 images in all: use a smaller"),
         (["noise", "b.npz", "digits"], {"m": 2}, r"pair.m=2: too few for 3 public sets: use a larger pair.m"),
         (["b.npz", "./b.npz"], {}, r"the public sets .*b.npz and .*/\./b.npz share examples: take one of them"),
         (["svhn", "svhn_extra"], {}, r"the public sets svhn and svhn_extra share examples"),
@@ -622,19 +621,20 @@ def test_what_is_wrong_with_a_combination_is_one_line(tmp_path, public, changes,
 
 
 def test_public_and_private_the_same(tmp_path):
-    arrays = npz(tmp_path / "a.npz")
-    alias = tmp_path / "." / ".." / tmp_path.name / "a.npz"
-    for public in (tmp_path / "a.npz", alias):
-        task = load(pair(tmp_path / "a.npz", public), ".", False)
+    arrays = npz(tmp_path / "mnist.npz", shape=(28, 28))
+    root = str(tmp_path)
+    for public in ("mnist", tmp_path / "." / ".." / tmp_path.name / "mnist.npz"):
+        task = load(pair("mnist", public), root, False)
         assert (task.public.x[:, 0].numpy() == arrays["test_images"][:4]).all()
         assert (task.test.x[:, 0].numpy() == arrays["test_images"][4:]).all()
         assert len(task.private.x) == 20
         assert "first 4 test images" in task.notes[-1]
         assert "left the test set" in task.notes[-1]
-    with pytest.raises(UsageError, match=r"pair.m=10: no test images of .* would remain"):
-        load(pair(tmp_path / "a.npz", tmp_path / "a.npz", m=10), ".", False)
+    with pytest.raises(UsageError, match=r"pair.m: no test images of .* would remain"):
+        load(pair("mnist", "mnist", m=10), root, False)
     with pytest.raises(UsageError, match=r"pair.m=11: .* has only 10 images in its test split, and it is the private"):
-        load(pair(tmp_path / "a.npz", tmp_path / "a.npz", m=11), ".", False)
+        load(pair("mnist", "mnist", m=11), root, False)
+    npz(tmp_path / "a.npz")
     like = Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1))
     a = str(tmp_path / "a.npz")
     with pytest.raises(UsageError, match=r"distance.m=11"):
@@ -732,21 +732,23 @@ def test_folder_with_train_and_test(tmp_path):
 
 def test_folder_of_classes_holds_out_a_fifth(tmp_path):
     images(tmp_path / "cat", 10, mode="L")
-    images(tmp_path / "dog", 9, size=(20, 30), mode="L")
+    images(tmp_path / "dog", 9, size=(20, 30), mode="L", seed=1)
     images(tmp_path / "dog" / "deep", 1)
     Image.fromarray(np.full((20, 10, 3), 250, np.uint8)).save(tmp_path / "dog" / "colour.png")
     source = open_dataset(str(tmp_path), ".", False)
     held = len(source.test.x)
     assert 1 <= held <= 8
-    assert source.train.x.shape == (20 - held, 3, 10, 10)
-    assert source.test.x.shape == (held, 3, 10, 10)
-    assert f"{tmp_path.name}: 10 of 20 images brought to 10x10x3" in source.notes
-    assert f"{tmp_path.name}: {held} of 20 images held out as the test set, by file name" in source.notes
+    assert source.train.x.shape == (20 - held, 1, 32, 32)  # as most of them are grey, and no side is longer
+    assert source.test.x.shape == (held, 1, 32, 32)
+    texts = {finding.name: finding.text for finding in source.findings}
+    assert "20 of 20 images of 3 sizes brought to 32x32x1" in texts["sizes"]
+    assert "19 images are grey and 1 in colour: read in grey" in texts["colour"]
+    assert f"{tmp_path.name}: {held} of 20 images held out as the test set, by content" in source.notes
     again = open_dataset(str(tmp_path), ".", False)
     assert (again.test.x == source.test.x).all()
     assert (again.train.y == source.train.y).all()
-    task = load(pair(tmp_path, tmp_path, m=1), ".", False)
-    assert len(task.test.x) == held - 1
+    images(tmp_path / "cat", 90, mode="L", seed=2)
+    assert open_dataset(str(tmp_path), ".", False).train.x.shape[1:] == (1, 10, 10)
     images(tmp_path, 1)
     with pytest.raises(UserError, match=r"00.png lies beside class folders"):
         open_dataset(str(tmp_path), ".", False)
@@ -812,7 +814,7 @@ def test_csv(tmp_path):
     assert "a.csv: labels no, yes numbered from 0 in this order" in source.notes
     rows = [f"pictures/{i:02d}.png,{[2, 10, 3][i % 3]}" for i in range(6)]
     source = open_dataset(table(tmp_path / "b.csv", "path,label", *rows), ".", False)
-    assert len(source.test.x) == 2
+    assert len(source.train.x) + len(source.test.x) == 6
     assert source.classes == 3
     assert "b.csv: labels 2, 3, 10 numbered from 0 in this order" in source.notes
 
@@ -820,10 +822,10 @@ def test_csv(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["path,class", "00.png,1"], "no column label"),
+        (["path,kind", "00.png,1"], "no column label"),
+        (["path,label", ",1"], "row 1 has no path"),
         (["path,label"], "no rows in it"),
-        (["path,label", "00.png"], "row 1 has no path or no label"),
-        (["path,label,split", "00.png,1,val"], "row 1 has split 'val'"),
+        (["path,label", "00.png"], "no row has a label in column label"),
         (["path,label,split", "00.png,1,train"], "every row is train"),
         (["path,label", "00.png,1", "09.png,0"], "09.png: no such image"),
     ],

@@ -47,7 +47,7 @@ def pair(private, public, m=6, **changes):
     return Pair(private=str(private), public=public, m=m, convert=Convert.resize, **changes)
 
 
-drop = {"overlap": Overlap.drop}
+refuse = {"overlap": Overlap.refuse}
 
 
 # Private and public
@@ -63,13 +63,13 @@ def test_a_public_folder_that_holds_every_private_image_is_refused(tmp_path, siz
     folder(public, n=90, sizes=(sizes[-1],), seed=7000)
     n = len(list(public.rglob("*.png")))
     with pytest.raises(UsageError) as refused:
-        load(pair(private, public, m=n), "", False)
+        load(pair(private, public, m=n, **refuse), "", False)
     held = 30 * (len(sizes) + 1)
     said = f"pair.public={public}: {held} of {n} public examples are among the private data {private} too, the first "
     assert str(refused.value).startswith(said)
     name = str(refused.value).removeprefix(said).split(":")[0]
     assert (private / name).read_bytes() == (public / name).read_bytes()
-    assert "pair.overlap=drop" in str(refused.value)
+    assert "pair.overlap=leave" in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -83,12 +83,12 @@ def test_one_image_is_enough(tmp_path, part, take):
     if take == Take.train:
         x = x[::-1]  # into the training split
     npz(tmp_path / "other.npz", train_images=x[:40], test_images=x[40:])
-    asked = pair(tmp_path / "own.npz", tmp_path / "other.npz", m=40 if take == Take.train else 20, take=take)
+    asked = pair(tmp_path / "own.npz", tmp_path / "other.npz", m=40 if take == Take.train else 20, take=take, **refuse)
     where = "" if take == Take.train else "number 17: "
     with pytest.raises(UsageError, match=rf"1 of \d+ public examples are among the private data .*, the first {where}"):
         load(asked, "", False)
     npz(tmp_path / "other.npz", seed=1)
-    assert load(asked, "", False).notes[-1:] != ("dropped",)
+    assert len(load(asked, "", False).private.x) == 40
 
 
 def test_what_is_equal_in_the_private_shape_is_the_same_image(tmp_path):
@@ -99,7 +99,8 @@ def test_what_is_equal_in_the_private_shape_is_the_same_image(tmp_path):
     colour = np.repeat(grey[..., None], 3, 3)
     npz(tmp_path / "other.npz", train_images=np.repeat(pixels(40, 8, 8, seed=2)[..., None], 3, 3), test_images=colour)
     with pytest.raises(UsageError, match=r"1 of 6 public examples .* the first number 4"):
-        load(pair(tmp_path / "own.npz", tmp_path / "other.npz"), "", False)
+        load(pair(tmp_path / "own.npz", tmp_path / "other.npz", **refuse), "", False)
+    assert len(load(pair(tmp_path / "own.npz", tmp_path / "other.npz"), "", False).private.x) == 39
 
 
 def test_with_a_backbone_the_images_are_compared(tmp_path):
@@ -112,37 +113,25 @@ def test_with_a_backbone_the_images_are_compared(tmp_path):
         return source._replace(train=splits[0], test=splits[1])
 
     with pytest.raises(UsageError, match=r"6 of 6 public examples"):
-        load(pair(tmp_path / "own.npz", tmp_path / "other.npz"), "", False, through)
-    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=30, **drop), "", False, through)
+        load(pair(tmp_path / "own.npz", tmp_path / "other.npz", **refuse), "", False, through)
+    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=30), "", False, through)
     assert task.public.x.shape == (30, 5)
+    assert task.private.x.shape == (20, 5)
 
 
-def test_drop_takes_the_next_ones_and_says_so(tmp_path):
+@pytest.mark.parametrize("take", list(Take))
+def test_private_images_that_are_public_too_leave(tmp_path, take):
     own = npz(tmp_path / "own.npz")
     other = npz(tmp_path / "other.npz", seed=1)
-    mixed = other["test_images"].copy()
-    mixed[[0, 3]], mixed[5] = own["train_images"][:2], own["test_images"][0]
-    npz(tmp_path / "other.npz", seed=1, test_images=mixed)
-    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", **drop), "", False)
-    assert (task.public.x[:, 0].numpy() == mixed[[1, 2, 4, 6, 7, 8]]).all()
-    assert len(task.private.x), len(task.test.x) == (40, 20)
-    (note,) = task.notes
-    assert "other.npz: 3 images that are among the private data" in note
-    assert "epsilon does not cover which they are" in note
-    with pytest.raises(
-        UsageError, match=r"pair.m=58: .*other.npz has only 57 images in all, those of others dropped: use"
-    ):
-        load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=58, **drop), "", False)
-
-
-def test_drop_before_a_draw_from_a_training_split(tmp_path):
-    own = npz(tmp_path / "own.npz")
-    mixed = np.concatenate([own["train_images"][:10], pixels(30, 8, 8, seed=1)])
-    npz(tmp_path / "other.npz", seed=2, train_images=mixed)
-    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=30, take=Take.train, **drop), "", False)
-    assert (task.public.x[:, 0].numpy() == mixed[10:]).all()
-    with pytest.raises(UsageError, match=r"pair.m=31: the training split"):
-        load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=31, take=Take.train, **drop), "", False)
+    part = "test_images" if take == Take.test else "train_images"
+    other[part][[0, 3]], other[part][5] = own["train_images"][:2], own["test_images"][0]
+    np.savez(tmp_path / "other.npz", **other)
+    task = load(pair(tmp_path / "own.npz", tmp_path / "other.npz", m=len(other[part]), take=take), "", False)
+    assert len(task.public.x) == len(other[part])
+    assert (task.private.x[:, 0].numpy() == own["train_images"][2:]).all()
+    assert (task.test.x[:, 0].numpy() == own["test_images"][1:]).all()
+    (finding,) = task.findings
+    assert "2 training and 1 test images that are public too are left out" in finding.text
 
 
 # The private set's own parts
@@ -155,22 +144,22 @@ def test_training_images_in_the_own_test_set(tmp_path):
     with pytest.raises(
         UsageError, match=r"own.npz: 2 of its 20 test images are training images too, the first number 5"
     ):
-        load(pair(tmp_path / "own.npz", None), "", False)
-    task = load(pair(tmp_path / "own.npz", None, **drop), "", False)
-    assert (task.test.x[:, 0].numpy() == x[[*range(40, 45), *range(46, 50), *range(51, 60)]]).all()
-    assert any("2 of 20 test images are training images too and were dropped" in note for note in task.notes)
+        load(pair(tmp_path / "own.npz", None, **refuse), "", False)
+    task = load(pair(tmp_path / "own.npz", None), "", False)
+    assert (task.test.x[:, 0].numpy() == x[40:]).all()
+    assert (task.private.x[:, 0].numpy() == x[[0, *range(3, 40)]]).all()
+    assert any("2 training images that are test images too left the private data" in note for note in task.notes)
 
 
-def test_a_folder_with_one_photograph_twice_names_the_file(tmp_path):
+def test_copies_of_a_photograph_are_on_one_side(tmp_path):
     path = folder(tmp_path / "own", n=40)
     test = open_dataset(str(path), "", False).files[1].names
-    shutil.copy(path / test[0], path / "a" / "copy0.png")  # one of a few names falls on the training side
-    for i in range(1, 9):
-        shutil.copy(path / test[0], path / "a" / f"copy{i}.png")
-    with pytest.raises(UsageError, match=r"test images are training images too, the first [ab]/\w+.png: remove them"):
-        load(pair(path, None), "", False)
-    task = load(pair(path, None, **drop), "", False)
+    for i in range(9):
+        shutil.copy(path / test[0], (path / test[0]).parent / f"copy{i}.png")
+    task = load(pair(path, None), "", False)
     assert not set(overlap.digests(task.test.x)) & set(overlap.digests(task.private.x))
+    assert len(task.test.x) + len(task.private.x) == 80
+    assert any("89 images are 80 different ones" in note and "copy" in note for note in task.notes)
 
 
 @pytest.mark.parametrize("take", list(Take))
@@ -186,35 +175,21 @@ def test_a_published_set_keeps_its_split_and_says_so(tmp_path, take):
     )
     said = "\n".join(task.notes)
     assert "mnist: 2 of 20 test images are training images too, as it was published" in said
-    assert "public examples are among" in said
-    assert take == Take.train or "1 of the other test images of mnist are equal to public ones" in said
-    dropped = load(pair("mnist", "mnist", m=m, take=take, **drop), str(tmp_path), False)
-    assert len(dropped.public.x) == m
-    sides = [set(overlap.digests(split.x)) for split in (dropped.public, dropped.private, dropped.test)]
+    part = "test" if take == Take.test else "training"
+    assert f"mnist: 1 other {part} images are equal to public ones" in said
+    left = load(pair("mnist", "mnist", m=m, take=take, overlap=Overlap.leave), str(tmp_path), False)
+    assert len(left.public.x) == m
+    sides = [set(overlap.digests(split.x)) for split in (left.public, left.private, left.test)]
     assert all(one.isdisjoint(two) for one, two in itertools.combinations(sides, 2))
-
-
-def test_an_own_set_with_a_repeated_image_is_refused_as_both(tmp_path):
-    x = pixels(60, 8, 8)
-    x[50] = x[41]
-    npz(tmp_path / "own.npz", train_images=x[:40], test_images=x[40:])
-    own = tmp_path / "own.npz"
-    with pytest.raises(UsageError, match=r"pair.m=6: 1 of the other test images of .* are equal to public ones"):
-        load(pair(own, own), "", False)
-    task = load(pair(own, own, **drop), "", False)
-    assert (len(task.public.x), len(task.test.x)) == (6, 13)
 
 
 def test_validation_examples_are_not_trained_on_under_a_copy(tmp_path):
     x = pixels(60, 8, 8)
     x[:40] = x[0]
     x[:20] = pixels(20, 8, 8, seed=5)
-    npz(tmp_path / "own.npz", train_images=x[:40], test_images=x[40:])
-    with pytest.raises(UsageError, match=r"pair.validation=0.5: \d+ of 20 examples .* are trained on too"):
-        load(pair(tmp_path / "own.npz", None, validation=0.5), "", False)
-    task = load(pair(tmp_path / "own.npz", None, validation=0.5, **drop), "", False)
-    assert len(task.private.x) == 20
-    assert 0 < len(task.validation.x) < 20
+    npz(tmp_path / "own.npz", train_images=x[:40], train_labels=np.arange(40) // 20, test_images=x[40:])
+    task = load(pair(tmp_path / "own.npz", None, validation=0.5), "", False)
+    assert len(task.private.x) + len(task.validation.x) == 21
     assert not set(overlap.digests(task.validation.x)) & set(overlap.digests(task.private.x))
 
 
@@ -229,21 +204,11 @@ def test_public_sets_that_share_an_image(tmp_path):
     npz(tmp_path / "two.npz", seed=2, test_images=mixed)
     names = [tmp_path / "one.npz", tmp_path / "two.npz"]
     with pytest.raises(UsageError, match=r"two.npz: 1 of 3 public examples are among the public set .*one.npz too"):
-        load(pair(tmp_path / "own.npz", names), "", False)
-    task = load(pair(tmp_path / "own.npz", names, **drop), "", False)
-    assert (task.public.x[1::2, 0].numpy() == mixed[[0, 2, 3]]).all()
+        load(pair(tmp_path / "own.npz", names, **refuse), "", False)
+    task = load(pair(tmp_path / "own.npz", names), "", False)
+    assert (task.public.x[1::2, 0].numpy() == mixed[:3]).all()
     assert (task.public.x[0::2, 0].numpy() == one["test_images"][:3]).all()
-
-
-def test_the_private_sets_own_share_is_the_one_that_stays(tmp_path):
-    own, other = npz(tmp_path / "own.npz"), npz(tmp_path / "other.npz", seed=1)
-    mixed = other["test_images"].copy()
-    mixed[0] = own["test_images"][1]
-    npz(tmp_path / "other.npz", seed=1, test_images=mixed)
-    task = load(pair(tmp_path / "own.npz", [tmp_path / "other.npz", tmp_path / "own.npz"], **drop), "", False)
-    assert (task.public.x[0::2, 0].numpy() == mixed[1:4]).all()
-    assert (task.public.x[1::2, 0].numpy() == own["test_images"][:3]).all()
-    assert (task.test.x[:, 0].numpy() == own["test_images"][3:]).all()
+    assert any("1 of 3 public examples are among the public set" in note for note in task.notes)
 
 
 @pytest.mark.attack
@@ -252,11 +217,11 @@ def test_candidates_are_compared_with_the_private_set(tmp_path):
     npz(tmp_path / "other.npz", seed=1, test_images=own["train_images"][:20])
     source = open_dataset(str(tmp_path / "own.npz"), "", False)
     asked = (str(tmp_path / "other.npz"), 10, source.train, Reader(""), Convert.resize, str(tmp_path / "own.npz"))
-    with pytest.raises(UsageError, match=r"^public=.*other.npz: 10 of 10 public examples .* set overlap=drop"):
+    with pytest.raises(UsageError, match=r"^public=.*other.npz: 10 of 10 public examples .* set overlap=leave"):
         public_examples(*asked, apart=source)
-    found, notes = public_examples(*asked, apart=source, how=Overlap.drop)
-    assert len(found.x) == 10
-    assert any("20 images that are among the private data" in note for note in notes)
+    taken, notes = public_examples(*asked, apart=source, how=Overlap.leave)
+    assert len(taken.x) == 10
+    assert any("10 of 10 public examples are among the private data" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +296,7 @@ def test_images_of_a_prepared_set_are_hashed_by_one_process(tmp_path, monkeypatc
 def test_the_default_changes_no_identity(tmp_path):
     default = as_json(pair(tmp_path, tmp_path))
     assert "overlap" not in default
-    assert as_json(dataclasses.replace(pair(tmp_path, tmp_path), **drop)) == {**default, "overlap": "drop"}
+    assert as_json(dataclasses.replace(pair(tmp_path, tmp_path), **refuse)) == {**default, "overlap": "refuse"}
 
 
 @pytest.mark.data

@@ -18,7 +18,7 @@ from sklearn.metrics import balanced_accuracy_score
 import pubsel
 from pubsel import data, files
 from pubsel.cli import main
-from pubsel.data import Source, decoded, features, folders, given, overlap, stored
+from pubsel.data import Source, decoded, features, given, images, overlap, stored
 from pubsel.data.opened import Opened
 from pubsel.data.splits import Listing, Unread, Unreadable
 from pubsel.messages import UsageError, UserError
@@ -250,8 +250,8 @@ def test_what_is_kept_is_what_is_read(
     same(data.open_dataset(path, root, False), expected)
 
     again()
-    monkeypatch.setattr(folders, "_read_image", undecodable)
-    monkeypatch.setattr(folders, "mode_and_size", undecodable)
+    monkeypatch.setattr(images, "upright", undecodable)
+    monkeypatch.setattr(images, "head_of", undecodable)
     monkeypatch.setattr(overlap, "of_pixels", undecodable)
     kept = data.open_dataset(path, root, False)
     same(kept, expected, known)
@@ -463,14 +463,14 @@ def test_few_images_are_not_kept(tmp_path: Path) -> None:
 
 def opens(path: Path, root: Path, queue: "multiprocessing.Queue[str]") -> None:
     """One process: it says which images it decodes, and takes its time."""
-    whole = folders._read_image
+    whole = images.upright
 
-    def slow(file: Path, *given: object, **how: object) -> torch.Tensor:
+    def slow(file: Path, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
         queue.put(file.name)
         time.sleep(0.02)
-        return whole(file, *given, **how)
+        return whole(file, bits)
 
-    folders._read_image = slow
+    images.upright = slow
     queue.put(str(int(data.open_dataset(str(path), str(root), False).train.x.sum())))
 
 

@@ -14,6 +14,7 @@ from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.pillar import noisy_covariance
 from pubsel.cli import main
 from pubsel.data import Split, Task, load, open_dataset
+from pubsel.data.examples import unit_of
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients, OffsetLinear
 from pubsel.gradients.matrix import PerExampleGradients
@@ -94,7 +95,6 @@ def test_a_column_names_the_people_of_a_csv_and_whole_people_are_held_out(tmp_pa
     ("unit", "rows", "why"),
     [
         ("name", ["a.png,0,x", "b.png,1,y"], "no column name"),
-        ("patient", ["a.png,0,x", "b.png,1,"], "row 2 has no patient"),
         ("label", ["a.png,0,x", "b.png,1,y"], "name the column"),
     ],
 )
@@ -175,24 +175,22 @@ def test_the_examples_of_a_person_lie_in_a_row(tmp_path):
     task = load(pair(tmp_path / "a.npz"), "", False)
     source = open_dataset(str(tmp_path / "a.npz"), "", False, "patient")
     assert task.units == len(task.people) == 60 < len(task.private.x) == len(names)
-    assert task.people.tolist() == np.unique(names, return_counts=True)[1].tolist()
-    order = np.argsort(names, kind="stable")
+    numbers = np.array([unit_of(name) for name in names])
+    assert task.people.tolist() == np.unique(numbers, return_counts=True)[1].tolist()
+    order = np.argsort(numbers, kind="stable")
     assert torch.equal(task.private.x, source.train.x[order])
     assert torch.equal(task.private.y, source.train.y[order])
     assert load(pair(tmp_path / "a.npz", unit=None), "", False).people is None
 
 
-def test_somebody_with_training_and_test_images_is_refused_or_dropped(tmp_path):
+def test_somebody_with_training_and_test_images_is_tested_alone(tmp_path):
     names = npz(tmp_path / "a.npz", shared=3)
     both = np.isin(names["test"], names["train"])
-    with pytest.raises(UsageError, match=rf"pair.unit=patient: {both.sum()} of .* test images .*overlap=drop"):
-        load(pair(tmp_path / "a.npz"), "", False)
-    task = load(pair(tmp_path / "a.npz", overlap=Overlap.drop), "", False)
-    assert len(task.test.x) == (~both).sum()
-    assert len(task.private.x) == len(names["train"])
+    with pytest.raises(UsageError, match=rf"pair.unit: .*: {both.sum()} of its .* test images .*overlap=leave"):
+        load(pair(tmp_path / "a.npz", overlap=Overlap.refuse), "", False)
 
-    # or all that they have leaves the private data
-    task = load(pair(tmp_path / "a.npz", overlap=Overlap.leave), "", False)
+    # all that they have leaves the private data
+    task = load(pair(tmp_path / "a.npz"), "", False)
     assert len(task.test.x) == len(names["test"])
     assert len(task.private.x) == (~np.isin(names["train"], names["test"])).sum() < len(names["train"])
 
@@ -207,8 +205,7 @@ def whose(split, images, names):
     [
         {"validation": 0.3},
         {"private_share": 0.5, "validation": 0.25},
-        {"take": Take.train, "m": 40, "public": "itself"},
-        {"take": Take.train, "shots": 9, "public": "itself"},
+        {"take": Take.train, "public_share": 0.3, "public": "itself"},
         {"take": Take.train, "public_share": 0.3, "public": "itself", "validation": 0.3},
     ],
 )
@@ -236,17 +233,7 @@ def test_nobody_is_on_two_sides(tmp_path, changes):
         assert [many for _, many in in_turn] == task.held_out_people.tolist()
         assert len(dict(in_turn)) == len(in_turn) == task.held_out_units
     if "private_share" in changes:
-        assert len(set.union(*sides)) == 30
-    if "public" in changes:  # they are those that are drawn for examples too
-        assert torch.equal(task.public.x, load(pair(path, **changes, unit=None), "", False).public.x)
-
-
-def test_whoever_has_a_public_test_image_leaves_the_test_set(tmp_path):
-    names = npz(tmp_path / "a.npz")["test"]
-    task = load(pair(tmp_path / "a.npz", public=str(tmp_path / "a.npz"), m=20), "", False)
-    left = ~np.isin(names[20:], names[:20])
-    assert 0 < len(task.test.x) == left.sum() < len(left)
-    assert len(task.public.x) == 20
+        assert 20 <= len(set.union(*sides)) <= 40
 
 
 # --- Gradients
@@ -580,7 +567,7 @@ def private(tmp_path):
     return tmp_path
 
 
-ITSELF = ["pair.take=train", "pair.m=40"]
+ITSELF = ["pair.take=train", "pair.public_share=0.3"]
 AUTO = ["pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1"]
 
 
@@ -594,7 +581,7 @@ AUTO = ["pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1"
     ],
 )
 def test_a_run_protects_people_and_says_so(private, words, algorithm, capsys):
-    if "pair.m=40" in words:
+    if "pair.public_share=0.3" in words:
         words = [f"pair.public={private / 'a.npz'}", *words]
     if algorithm == "dp_pca":
         words = [*words, "algorithm.k=5"]
@@ -613,7 +600,10 @@ def test_a_run_protects_people_and_says_so(private, words, algorithm, capsys):
 
     # what a method derives from the number of examples, it derives from that of people
     if algorithm == "whitened_head":
-        facts = algorithms.Facts(units, 64, 40, 3, False, accountant.gaussian_mu(3, 0.001), True, True)
+        taken = next(note for note in record["notes"] if "public examples were drawn" in note)
+        facts = algorithms.Facts(
+            units, 64, int(taken.split()[0]), 3, False, accountant.gaussian_mu(3, 0.001), True, True
+        )
         method = algorithms.build(option("algorithm", algorithm)).derived(facts)
         assert record["derived"] == method.values(record["privacy"]["steps"])
 

@@ -165,7 +165,8 @@ def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(tmp_pat
     words = (
         "model=timm model.architecture=resnet10t model.norm=freeze model.trained=[fc,layer4.0.downsample.1] epsilon=inf"
     )
-    words += " algorithm=second_phase pair.private=own.npz pair.public=own.npz pair.m=20 training=fine_tune threads=1"
+    words += " algorithm=second_phase pair.private=own.npz pair.public=own.npz pair.take=train pair.public_share=0.4"
+    words += " training=fine_tune threads=1"
     words += " training.batch_size=60 training.epochs=2 distance=none"
     for once_ in ("true", "false"):
         assert main(["run", *words.split(), f"model.once={once_}"]) == 0, capsys.readouterr().err

@@ -3,18 +3,15 @@ is read, and what is kept of a user's own.
 
 `listing` imports no torch, so it answers at once."""
 
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pubsel.files import left_of
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.datasets import dataset_info, dataset_names, decoded_folder, is_there, kept_folder
 from pubsel.settings.identity import is_path
+from pubsel.settings.keys import DataConfig, Read
 
-if TYPE_CHECKING:
-    from pubsel.data import Source
-
-FEW = 5  # training images of a class, below which a user is warned
 HEAD = ("name", "what", "classes", "image", "MB", "licence", "present", "what to do")
 
 
@@ -70,24 +67,31 @@ def prepare_data(name: str | None, data_root: str) -> str:
     return "\n".join([f"{name} is ready in {root} ({present(name, root)}): {counts}", *source.notes])
 
 
-def check_data(name: str | None, data_root: str, keep: bool = True) -> str:
+def check_data(settings: DataConfig) -> str:
     """Return what a run reads of a dataset or of a user's path, what is done to it first, and what may be wrong with
     it. UserError names a file that cannot be read, or what no run can use; what was read is printed before."""
+    name = settings.name
     if not name:
         raise UsageError("name has no value: give name=..., a path or the name of a dataset")
+    if not is_path(name) and name not in dataset_names() and Path(name).exists():
+        raise UsageError(f"name={name}: is no named dataset: if you mean the path, write ./{name}")
 
-    from pubsel.data import open_dataset  # imports torch
+    from pubsel import data  # imports torch
+    from pubsel.data.findings import NOTE, errors, refusal
 
-    source = open_dataset(name, data_root, False, keep=keep)
+    read = Read(**{field.name: getattr(settings, field.name) for field in fields(Read)})
+    source, findings = data.checked(name, settings.data_root, settings.keep, settings.unit, read)
     lines = f"{name}: {source!r}".splitlines()
     if not is_path(name):
         return "\n".join(lines)
 
-    wrong, doubtful = _doubts(name, source)
-    lines += [f"warning: {what}" for what in doubtful]
+    wrong = errors(findings, settings.accept or [])
+    for finding in findings:
+        if finding not in wrong:
+            lines.append(finding.text if finding.severity == NOTE else f"warning: {finding.line()}")
     if wrong:
         print(*lines, sep="\n")
-        raise UserError(f"{name}: {'; '.join(wrong)}")
+        raise UserError(refusal(wrong))
     return "\n".join(lines)
 
 
@@ -106,35 +110,6 @@ def forget_data(name: str | None, data_root: str) -> str:
 
     decoded.forget_decoded(folder)
     return f"deleted what was kept of {name} in {folder.parent}"
-
-
-def _doubts(name: str, source: "Source") -> tuple[list[str], list[str]]:
-    """Return what is wrong with a user's data, and what may be."""
-    from pubsel.data import folders
-    from pubsel.data.opened import Opened
-    from pubsel.data.overlap import among
-
-    path = Path(name).expanduser()
-    of_files = path.suffix == ".csv" or path.is_dir()
-    wrong, doubtful, names = folders.findings(path) if of_files else ([], [], [])
-
-    # a class with few images is often a typing error in its name
-    if source.train.y.dim() == 1:
-        per_class = source.train.y.bincount(minlength=source.classes).tolist()
-        few = [f"{names[i] if names else i} has {count}" for i, count in enumerate(per_class) if count < FEW]
-        listed = ", ".join(few[:FEW] + ["..."] * (len(few) > FEW))
-        doubtful += [f"classes with fewer than {FEW} training images: {listed}"] if few else []
-
-    train, test = Opened(name, source, source).digests(tuple(source.train.x.shape[1:]))
-    if twice := int(among(test, train).sum()):
-        n = len(test.own)
-        doubtful.append(f"{twice} of {n} test images are training images too: a run needs pair.overlap=drop")
-
-    if len(train.own) + len(test.own) < 2:
-        wrong.append("one image only")
-    if source.classes < 2:
-        wrong.append("one class only: it can serve as public data, not as private")
-    return wrong, doubtful
 
 
 def _originals(name: str) -> list[list[str]]:

@@ -13,11 +13,12 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel.cell import choose_device
-from pubsel.data import MOST_PUBLIC, Source, open_dataset, same_examples
+from pubsel.data import MOST_PUBLIC, Task, load, open_dataset, same_examples
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant
@@ -28,8 +29,8 @@ from pubsel.rules import canonical
 from pubsel.selection import coverage
 from pubsel.settings import outputs
 from pubsel.settings.compose import composed, words_of
-from pubsel.settings.identity import identity_of
-from pubsel.settings.keys import ExportConfig, FitConfig, Format, RunConfig
+from pubsel.settings.identity import as_json, identity_of
+from pubsel.settings.keys import Convert, ExportConfig, FitConfig, Format, Overlap, Pair, Read, RunConfig
 from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
@@ -61,10 +62,10 @@ def run(settings: FitConfig) -> str:
         if settings.format == Format.onnx:
             onnx.check_installed()
 
-        source = _opened(settings)
+        task = planned(settings)
         publics = _publics(settings)
         budget = divided(settings)
-        features = settings.features or features_for(source, settings, budget)
+        features = settings.features or features_for(task, settings, budget)
 
         with composed("run", words(settings, features, budget)) as values:
             of_run = canonical(check(RunConfig, values))
@@ -72,7 +73,7 @@ def run(settings: FitConfig) -> str:
             started = folder.exists()
             if target.exists() and any(target.iterdir()) and not (folder / "result.json").exists():
                 raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
-            lines = [*print_plan(settings, of_run, source, publics, budget, timed=not started)]
+            lines = [*print_plan(settings, of_run, task, publics, budget, timed=not started)]
             if settings.dry:
                 return "\n".join([*lines, "dry=true: nothing was trained, and nothing spent"])
             say("\n".join(lines))
@@ -104,6 +105,8 @@ def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     pair: dict[str, Any] = {"private": settings.private, "public": public, "m": None, "take": "test"}
     pair |= {"candidates": settings.public or None, "convert": "resize", "metric": settings.metric}
     pair |= {"validation": settings.held_out, "unit": settings.unit, "overlap": "leave"}
+    own = as_json(_read(settings))
+    pair |= {"read": own} if own else {}
     pair |= {"pool": settings.pool} if settings.pool else {}
     privacy = {"delta": settings.delta, "secure_noise": True, "measure": settings.held_out > 0}
     values: dict[str, Any] = {"label": "fit", "epsilon": budget.training, "epsilon_select": budget.choice}
@@ -119,11 +122,11 @@ def run_folder(of_run: RunConfig) -> Path:
     return Path(of_run.results) / "runs" / identity_of(of_run)
 
 
-def features_for(source: Source, settings: FitConfig, budget: Shares) -> str:
+def features_for(task: Task, settings: FitConfig, budget: Shares) -> str:
     """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights. If this
     command was started before, what it took then: other features would be another release."""
     # a command that was stopped resumes with the features that it began with
-    if source.train.x.shape[1] == 1:
+    if task.shape[0] == 1:
         return GREY
     for features in (COLOUR, GREY):
         with composed("run", words(settings, features, budget)) as values:
@@ -157,14 +160,28 @@ def _at_hand(architecture: str, download: bool) -> bool:
         return False
 
 
-def _opened(settings: FitConfig) -> Source:
-    """Return the private images. UsageError if they are rows of a table; UserError if there is nothing to classify."""
-    source = open_dataset(settings.private, settings.data_root, settings.download, settings.unit, settings.keep)
-    if source.train.x.dim() != 4:
+def planned(settings: FitConfig) -> Task:
+    """Return the private images on the sides that they will have, before any is left out since it is public too.
+    UsageError if they are rows of a table."""
+    pair = Pair(
+        private=settings.private,
+        public=None,
+        m=1,
+        convert=Convert.resize,
+        validation=settings.held_out,
+        unit=settings.unit,
+        overlap=Overlap.leave,
+        metric=settings.metric,
+        read=_read(settings),
+    )
+    task = load(pair, settings.data_root, settings.download, keep=settings.keep)
+    if task.private.x.dim() != 4:
         raise UsageError(f"private={settings.private}: rows of a table: pubsel fit takes images; see pubsel run --help")
-    if source.classes < 2:
-        raise UserError(f"private={settings.private}: one class only: give a folder of class folders, or labels")
-    return source
+    return task
+
+
+def _read(settings: FitConfig) -> Read:
+    return Read(**{field.name: getattr(settings, field.name) for field in fields(Read)})
 
 
 def _publics(settings: FitConfig) -> dict[str, int]:
@@ -180,7 +197,9 @@ def _publics(settings: FitConfig) -> dict[str, int]:
             continue
         if same_examples(settings.private, name, settings.data_root):
             raise UsageError(f"{key}=[{name}]: this is the private data: take another set")
-        source = open_dataset(name, settings.data_root, settings.download, keep=settings.keep)
+        source = open_dataset(
+            name, settings.data_root, settings.download, None, settings.keep, Read(skip=settings.skip)
+        )
         many[name] = len(source.train.y) + len(source.test.y)
         if key == "public":
             many[name] = min(MOST_PUBLIC, many[name])
@@ -190,21 +209,19 @@ def _publics(settings: FitConfig) -> dict[str, int]:
 
 
 def print_plan(
-    settings: FitConfig, of_run: RunConfig, source: Source, publics: dict[str, int], budget: Shares, *, timed: bool
+    settings: FitConfig, of_run: RunConfig, task: Task, publics: dict[str, int], budget: Shares, *, timed: bool
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
-    n, test, units = len(source.train.y), len(source.test.y), "images"
-    if source.groups is not None:
-        n, units = len(source.groups[0].unique()), "people"
-    held = round(settings.held_out * n)
-    if settings.held_out > 0 and not held:
-        raise UsageError(f"held_out={settings.held_out:g}: of {n} {units} none would be measured: take a larger share")
-    channels, height, width = source.train.x.shape[1:]
+    n, held, test = task.units, task.held_out_units, len(task.test.y)
+    units = "images" if task.people is None else "people"
+    channels, height, width = task.shape
     yield f"plan for {settings.private}"
-    yield f"  images: {height}x{width}x{channels}, {source.classes} classes"
-    whose = "" if source.groups is None else f"of the {n:,} people with {len(source.train.y):,} images "
-    tested = f"{test:,}{' images' * bool(whose)} for testing (test results are not released)"
-    yield f"  {whose}{n - held:,} for training, {held:,} to measure, {tested}"
+    yield f"  images: {height}x{width}x{channels}, {task.classes} classes"
+    of_people = task.people is not None
+    whose = f"of {n + held:,} people " if of_people else ""
+    many = f" ({len(task.private.y):,} images)" if of_people else ""
+    tested = f"{test:,}{' images' * of_people} for testing (test results are not released)"
+    yield f"  {whose}{n:,} for training{many}, {held:,} to measure, {tested}"
     listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
     chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
     yield f"  public data: {listed + chosen if publics else 'none'}"
@@ -219,47 +236,46 @@ def print_plan(
     yield f"  released, in {settings.to}: the weights{f', {what}' if publics else ''}" + (
         ", a noisy table of counts" if held else ""
     )
-    yield from _doubts(settings, source, held)
+    yield from _doubts(settings, task)
     if timed:
-        yield _time(settings, of_run, source, sum(many for name, many in publics.items() if not is_embeddings(name)))
+        yield _time(settings, of_run, task, sum(many for name, many in publics.items() if not is_embeddings(name)))
 
 
-def _doubts(settings: FitConfig, source: Source, held: int) -> Iterator[str]:
+def _doubts(settings: FitConfig, task: Task) -> Iterator[str]:
     """Yield what a statistician would say before the budget is spent."""
-    y = source.train.y
+    y, held = task.private.y, task.held_out_units
     if y.dim() == 1:
-        per_class = y.bincount(minlength=source.classes).tolist()
-        names = source.names or tuple(map(str, range(source.classes)))
+        per_class = y.bincount(minlength=task.classes).tolist()
+        names = task.names or tuple(map(str, range(task.classes)))
         few = [f"{name} has {many}" for name, many in zip(names, per_class, strict=True) if many < FEW]
         listed = ", ".join(few[:5] + ["..."] * (len(few) > 5))
         if few:
             yield f"  warning: classes with fewer than {FEW} training images may be lost in the noise: {listed}"
 
     # The variance of the noise is that of `quality.accuracy`.
-    if held and y.dim() == 1 and source.metric == "accuracy":
+    if held and y.dim() == 1 and task.metric == "accuracy":
         plan = accountant.plan(settings.epsilon, settings.delta, 1.0, 1, math.sqrt(2))
-        noise = accountant.deviation(plan.noise_multiplier, math.sqrt(2)) * math.sqrt(1 - 1 / source.classes)
+        noise = accountant.deviation(plan.noise_multiplier, math.sqrt(2)) * math.sqrt(1 - 1 / task.classes)
         half = quality.DEVIATIONS * math.sqrt(noise**2 + held / 4) / held
         if half > WIDE:
             points = 100 * min(half, 1)
             yield f"  warning: the measured accuracy will be uncertain by up to {points:.0f} points either way"
 
 
-def _time(settings: FitConfig, of_run: RunConfig, source: Source, public: int) -> str:
+def _time(settings: FitConfig, of_run: RunConfig, task: Task, public: int) -> str:
     """Return how long the features take, by those of a few images, and their memory."""
     from pubsel.data.features import of_images
 
     # the first pass warms up, the second is timed
     backbone = of_run.model.backbone
     assert backbone is not None
-    shape = tuple(source.train.x.shape[1:])
-    embed, _ = of_images(backbone, shape, settings.data_root, choose_device(settings.device))  # type: ignore[arg-type]
-    few = source.train.x[:TIMED]
+    embed, _ = of_images(backbone, task.shape, settings.data_root, choose_device(settings.device))  # type: ignore[arg-type]
+    few = task.private.x[:TIMED]
     embed(few)
 
     began = time.monotonic()
     d = embed(few).shape[1]
-    n = len(source.train.y) + len(source.test.y) + public
+    n = len(task.private.y) + len(task.test.y) + public + (0 if task.validation is None else len(task.validation.y))
     seconds = (time.monotonic() - began) / len(few) * n
     return f"  features: {d:,} of each of {n:,} images, {gib(4 * n * d)}, about {duration(seconds)} if none is kept"
 
@@ -287,7 +303,7 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
     return "\n".join(lines)
 
 
-KEYS = {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
+KEYS = {"pair.read.": ""} | {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
 KEYS |= {"pair.validation": "held_out", "privacy.measure=true": "held_out"}
 KEYS |= {", or set privacy.weak=true, and the guarantee is called weak": ""}
 

@@ -117,16 +117,16 @@ def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterat
     number. skip: leave out those that are not readable, with a line for each; UserError names the first one otherwise,
     or says that none is readable."""
     progress = ProgressLine("predict", sum(part.n for part in images))
-    for files, x, seen in batches(images, classifier.shape, skip):
+    for files, x, seen in batches(images, classifier, skip):
         yield Predictions(files, classifier.classes, classifier.probabilities(x), classifier.multi_label)
         progress.add(seen)
 
 
-def batches(images: list[Given], shape: tuple[int, ...], skip: bool) -> Iterator[tuple[list[str], Tensor, int]]:
-    """Yield names, inputs [n, *shape] and how many images they are of, a batch at a time: threads read the next one
+def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[list[str], Tensor, int]]:
+    """Yield names, inputs [n, *of.shape] and how many images they are of, a batch at a time: threads read the next one
     while this one is used."""
     # batches of a few megapixels, whatever the size of an image
-    size = max(LEAST, min(BATCH, PIXELS // int(np.prod(shape))) // LEAST * LEAST)
+    size = max(LEAST, min(BATCH, PIXELS // int(np.prod(of.shape))) // LEAST * LEAST)
     listed = (item for part in images for item in part.each())
     left, kept = enumerate(listed), 0
 
@@ -136,7 +136,9 @@ def batches(images: list[Given], shape: tuple[int, ...], skip: bool) -> Iterator
             while True:
                 part = list(islice(left, size))
                 if part:
-                    waiting.append([(name or str(i), pool.submit(as_input, raw, shape)) for i, (name, raw) in part])
+                    waiting.append(
+                        [(name or str(i), pool.submit(as_input, raw, of.shape, of.bits)) for i, (name, raw) in part]
+                    )
                 if not waiting:
                     break
                 if part and len(waiting) < 2:

@@ -31,8 +31,8 @@ from pubsel.privacy import accountant, ledger
 from pubsel.rules import check_backbone, has_paths
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features, check_choice, compared
-from pubsel.settings.identity import as_json, folder_name, short_name
-from pubsel.settings.keys import RankConfig, Select, public_sets
+from pubsel.settings.identity import as_json, folder_name, is_path, short_name
+from pubsel.settings.keys import Overlap, RankConfig, Select, public_sets
 from pubsel.settings.methods import typed
 
 
@@ -93,6 +93,9 @@ def canonical_rank(settings: RankConfig) -> RankConfig:
         select = Select()
     secure = settings.secure_noise and (selects or isinstance(distance, Releases))
     values = typed("distance", distance, settings.distance or {})
+    unset = Overlap.leave if is_path(settings.private) else Overlap.refuse  # as if nobody had said so
+    overlap = None if settings.overlap == unset else settings.overlap
+    settings = dataclasses.replace(settings, overlap=overlap)
     return dataclasses.replace(settings, distance=values, public=public, select=select, secure_noise=secure)
 
 
@@ -114,28 +117,30 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
     does not grow with their number."""
     through = through_backbone(settings.model.backbone, settings.convert, settings.data_root, device)
     read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
-    images = data.open_dataset(settings.private, settings.data_root, settings.download, keep=settings.keep)
-    source = through(settings.private, images, None)
+    opened = read._replace(own=settings.read, pixels=settings.model.backbone is None)(settings.private)
+    images, source = opened.images, opened.used
+    private, findings = data.distinct(opened, settings.data_root, settings.read.accept or [])
+    how = settings.overlap or (Overlap.leave if is_path(settings.private) else Overlap.refuse)
 
     candidates: dict[str, Split] = {}
-    notes = [*source.notes]
+    notes = [*source.notes, *(finding.text for finding in findings)]
     for place, public in enumerate(settings.public):
         split, remarks = data.public_examples(
             public,
             distance_of(settings).m,
-            source.train,
+            private,
             read,
             settings.convert,
             settings.private,
             images,
-            settings.overlap,
+            how,
         )
         candidates["+".join(public_sets(public))] = map_split(split, kept / f"{place}.npy")
         notes += remarks
 
     # the task has no public data: candidates are measured one by one
     kinds = (source.classes, source.metric, source.mean, source.std)
-    task = Task(source.train, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights)
+    task = Task(private, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights)
     return task, candidates
 
 

@@ -5,7 +5,10 @@ with `mean` and `std`, which are published constants (conf/dataset), or 0.5 for 
 computed from private data. `notes` lists every rule that was applied to the data.
 """
 
-from collections.abc import Callable
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,21 +21,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import decoded, folders, overlap, prepared, stored
+from pubsel.data import decoded, folders, prepared, stored, tables
 from pubsel.data.convert import Shape, converted
 from pubsel.data.embeddings import is_embeddings
+from pubsel.data.examples import (
+    Role,
+    Table,
+    apart,
+    as_classes,
+    drawn,
+    hold_out,
+    one_side,
+    side,
+    table_of,
+    take_public,
+    without_copies,
+)
+from pubsel.data.findings import Finding, settle
 from pubsel.data.opened import Opened, Source
-from pubsel.data.overlap import Digests, among, by_content, file_state, rows
+from pubsel.data.overlap import Digests, among, file_state, joined, rows
 from pubsel.data.splits import (
     NO_CLASS,
-    SEED,
-    SEEDS,
     Listing,
     Missing,
     Parts,
     Split,
     draw_indices,
-    in_a_row,
     in_order,
     in_turn,
     listing_in_order,
@@ -40,7 +54,7 @@ from pubsel.data.splits import (
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path, same_path
-from pubsel.settings.keys import POOL, Convert, Metric, Overlap, Pair, Take, public_sets
+from pubsel.settings.keys import POOL, Convert, Metric, Overlap, Pair, Read, Take, public_sets
 
 __all__ = [
     "Missing",
@@ -78,6 +92,8 @@ class Task(NamedTuple):
     pool: tuple[int, ...] = ()  # how many public examples are of each set; of a pool they are in a row
     people: Tensor | None = None  # how many private examples each person has, [people], in a row; None: unit is one
     held_out_people: Tensor | None = None  # as people, of validation
+    findings: tuple[Finding, ...] = ()
+    bits: int | None = None  # of a value in 16-bit images; None: 16
 
     @property
     def units(self) -> int:
@@ -112,7 +128,8 @@ def unchanged(name: str, source: Source, like: Shape | None) -> Source:
 class Reader(NamedTuple):
     """The place of datasets, whether missing ones are downloaded, and how they are used: through(name, source, like),
     such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
-    read again. unit: by which the people are told apart whose examples they are."""
+    read again. unit: by which the people are told apart whose examples they are. own, pixels, keep: as in
+    `open_dataset`."""
 
     data_root: str
     download: bool = False
@@ -120,12 +137,15 @@ class Reader(NamedTuple):
     like: Shape | None = None
     opened: Opened | None = None
     unit: str | None = None
-    keep: bool = True  # a user's own images
+    keep: bool = True
+    own: Read = Read()
+    pixels: bool = False
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
-        source = open_dataset(name, self.data_root, self.download, self.unit, keep=self.keep)
+        source = open_dataset(name, self.data_root, self.download, self.unit, self.keep, self.own, self.pixels)
+        settle(source.findings, self.own.accept or [])
         return Opened(name, source, self.through(name, source, self.like))
 
 
@@ -141,66 +161,141 @@ class Beside(NamedTuple):
     how: Overlap
 
 
-def load(pair: Pair, data_root: str, download: bool, through: Through = unchanged, keep: bool = True) -> Task:
+def load(
+    pair: Pair,
+    data_root: str,
+    download: bool,
+    through: Through = unchanged,
+    keep: bool = True,
+    pixels: bool = False,
+) -> Task:
     """Return everything for one run: the private training split, the first `pair.m` public images, and the private test
     split.
 
     If public and private are the same dataset, the m public images leave the test set; if several are combined
-    (`public_examples`), the private set's share of m does. pair.take=train: the public images are a fixed random part
-    of the training split instead, and leave the private data if it is the same set. `pair.public` None: no public data.
-    With `pair.unit`, nobody has examples on two sides: people with a public example leave the private data.
-    UserError if the private data has fewer than two classes or no training or test images; UsageError if an image is on
-    two sides (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source,
-    like): the source as it is used, such as its features; like: the shape of the private images, None for these.
-    keep: as in `open_dataset`.
+    (`public_examples`), the private set's share of m does. pair.take=train: the public images are a random part of the
+    training split instead, and leave the private data if it is the same set. `pair.public` None: no public data. Who is
+    on which side is decided by the rules of `examples`. UserError if the private data has fewer than two classes, no
+    training or no test images, or findings that pair.read.accept does not name; UsageError if an image is on two sides
+    (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source, like): the
+    source as it is used, such as its features; like: the shape of the private images, None for these. keep, pixels: as
+    in `open_dataset`.
     """
-    read = Reader(data_root, download, through, keep=keep)
-    opened = read._replace(unit=pair.unit)(pair.private)
-    read = read._replace(like=_image_shape(opened.images))
+    with keys_of_pair():
+        return _loaded(pair, Reader(data_root, download, through, keep=keep), pixels)
+
+
+@contextmanager
+def keys_of_pair() -> Iterator[None]:
+    """Name the keys of `Read` in errors as `pubsel run` has them."""
+    try:
+        yield
+    except UserError as error:
+        keys = "|".join(field.name for field in dataclasses.fields(Read))
+        error.args = (re.sub(rf"(?<![\w.])({keys})=", r"pair.read.\1=", str(error)), *error.args[1:])
+        raise
+
+
+def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
+    """Return the task as `load` does."""
+    data_root = read.data_root
+    opened = read._replace(unit=pair.unit, own=pair.read, pixels=pixels)(pair.private)
+    of_public = Read(accept=pair.read.accept, skip=pair.read.skip)
+    read = read._replace(like=_image_shape(opened.images), opened=opened, own=of_public)
     _check_private(pair, opened.used)
-    opened, people_apart = _people_apart(opened, pair)
-    opened, apart = _test_apart(opened, pair.overlap, data_root)
+
+    # a published set stays as it is; a user's own images have one side each
+    published = _named(pair.private, data_root) is not None
+    how = pair.overlap or (Overlap.refuse if published else Overlap.leave)
     source = opened.used._replace(metric=_metric(pair, opened.used))
-    notes = source.notes + people_apart + apart
+    table = _table(opened, published)
+    table, copies = without_copies(table)
+    table, apart_findings = one_side(table, how)
+    findings = [*opened.images.findings, *copies, *apart_findings]
 
-    # Public examples come first, since they may leave the private training or test split.
-    sets = _sets(pair)
-    public, test, same_names, pool = None, source.test, False, tuple[int, ...]()
-    left = np.ones(len(source.train.y), dtype=bool)  # training examples that stay private
+    # public examples come first, since they may leave the private training or test part
+    public, notes, same_names, pool, sets = None, tuple[str, ...](), False, tuple[int, ...](), _sets(pair)
     if pair.public is not None and pair.take == Take.train:
-        public, left, public_notes = _from_training(pair, opened, data_root, read)
-        notes += public_notes
+        table, public, public_findings, notes = _from_training(pair, opened, table, how, read)
+        findings += public_findings
     elif sets:
-        beside = Beside(source.train, pair.convert, pair.private, opened, pair.overlap)
         m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
-        taken = _combined(sets, m, key, beside, read._replace(opened=opened))
+        _check_own_public(pair, sets, published, data_root)
+        beside = Beside(source.train, pair.convert, pair.private, opened, how)
+        taken = _combined(sets, m, key, beside, read)
         public, same_names, pool = taken.examples, _same_names(taken.names, source.names), taken.each
-        notes = tuple(dict.fromkeys(notes + taken.notes))
-        left &= ~taken.train
+        notes = taken.notes
         if taken.of_private:
-            test, test_notes = _rest_of_test(pair, opened, taken.of_private, data_root)
-            notes += test_notes
-        else:
-            test = _of(test, ~taken.test)
+            notes += (f"the first {taken.of_private} test images of {pair.private} are public and left the test set",)
+            first = np.cumsum(table.test) * table.test
+            table, public_findings = take_public(table, (first > 0) & (first <= taken.of_private), how)
+            findings += public_findings
+        table, public_findings = apart(table, taken.digests, how)
+        findings += public_findings
 
-    private = _of(source.train, left)
-    train, out, part_notes = _part(pair, opened, left, data_root)
-    # The examples of a person follow each other, so that a sample of people takes them together.
-    people = held_out_people = None
-    if source.groups is not None:
-        whose = source.groups[0][torch.from_numpy(left)]
-        train, people = in_a_row(whose, train)
-        out, held_out_people = (None, None) if out is None else in_a_row(whose, out)
-    validation = None if out is None else Split(private.x[out], private.y[out])
-    if train is not None:
-        private = Split(private.x[train], private.y[train])
+    table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how)
+    findings += out_findings
+    settle(findings, pair.read.accept or [])
+    whose = source.groups and source.groups[0]
+    private, people = side(source.train, table.has(Role.private)[~table.test], whose)
+    validation = held_out_people = None
+    if pair.validation:
+        validation, held_out_people = side(source.train, table.has(Role.held_out)[~table.test], whose)
+    test, _ = side(source.test, table.has(Role.test)[table.test])
 
     same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
-    same_classes = all(_same_classes(name, pair.private, data_root) for name in sets)
-    task = Task(private, public, test, *source[2:6], notes + part_notes, validation, same_task, same_classes)
-    task = task._replace(people=people, held_out_people=held_out_people, weights=source.weights, pool=pool)
-    names = source.names or class_names(pair.private, data_root)
-    return task._replace(shape=_shape(opened), names=names, same_names=same_names)
+    return Task(
+        private,
+        public,
+        test,
+        *source[2:6],
+        tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
+        validation,
+        same_task,
+        same_classes=all(_same_classes(name, pair.private, data_root) for name in sets),
+        same_names=same_names,
+        shape=_shape(opened),
+        names=source.names or class_names(pair.private, data_root),
+        weights=source.weights,
+        pool=pool,
+        people=people,
+        held_out_people=held_out_people,
+        findings=tuple(findings),
+        bits=pair.read.bits,
+    )
+
+
+def distinct(opened: Opened, data_root: str, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...]]:
+    """Return the training examples of a private set, each different one of a user's once, and findings."""
+    table, findings = without_copies(_table(opened, _named(opened.name, data_root) is not None))
+    settle(findings, accept)
+    return side(opened.used.train, table.has(Role.private)[~table.test])[0], findings
+
+
+def checked(name: str, data_root: str, keep: bool, unit: str | None, read: Read) -> tuple[Source, tuple[Finding, ...]]:
+    """Return a dataset, and all findings on it as private data."""
+    source = open_dataset(name, data_root, False, unit, keep, read)
+    table, copies = without_copies(_table(Opened(name, source, source), _named(name, data_root) is not None))
+    table, sides = one_side(table, Overlap.leave)
+    return source, (*source.findings, *copies, *sides, *as_classes(table, source.classes, source.names))
+
+
+def _table(opened: Opened, published: bool) -> Table:
+    """Return the table of the private set."""
+    files, used = opened.images.files, opened.used
+    names = None if files is None else (files[0].names, files[1].names)
+    content = opened.digests(_shape(opened))
+    return table_of(opened.name, (used.train.y, used.test.y), content, used.groups, published, names)
+
+
+def _check_own_public(pair: Pair, sets: list[str], published: bool, data_root: str) -> None:
+    """Raise UsageError if a user's own private images are to be public by their number: which ones are would depend on
+    all others."""
+    if not published and any(same_examples(pair.private, name, data_root) for name in sets):
+        raise UsageError(
+            f"pair.public={pair.private}: this is the private data: set pair.take=train and pair.public_share, such as "
+            "0.1, and each example is public or not by itself"
+        )
 
 
 def _sets(pair: Pair) -> list[str]:
@@ -208,11 +303,6 @@ def _sets(pair: Pair) -> list[str]:
     if pair.public == POOL:
         return [name for name in pair.pool or [] if not is_embeddings(name)]
     return public_sets(pair.public)
-
-
-def _of(split: Split, stays: np.ndarray) -> Split:
-    """Return some examples of a split, or itself if that is all. stays: bool [n]."""
-    return split if stays.all() else Split(*(part[torch.from_numpy(stays)] for part in split))
 
 
 def _check_private(pair: Pair, source: Source) -> None:
@@ -237,137 +327,55 @@ def _metric(pair: Pair, source: Source) -> str:
     return pair.metric.name
 
 
-def _people_apart(opened: Opened, pair: Pair) -> tuple[Opened, tuple[str, ...]]:
-    """Return the private set with nobody in both its training and its test set, and a note."""
-    if opened.used.groups is None:
-        return opened, ()
-    train, test = (groups.numpy() for groups in opened.used.groups)
-    both = np.isin(test, train)
-    if not both.any():
-        return opened, ()
-
-    count = f"{int(both.sum())} of {len(test)} test images of {opened.name} are of people with training images"
-    if pair.overlap == Overlap.drop and not both.all():
-        return opened.without(np.zeros(len(train), dtype=bool), both), (f"{count} and were dropped",)
-    again = np.isin(train, test)
-    if pair.overlap == Overlap.leave and not again.all():
-        note = f"{opened.name}: {int(again.sum())} training images of people with test images left the private data"
-        return opened.without(again, np.zeros(len(test), dtype=bool)), (note,)
-    raise UsageError(
-        f"pair.unit={pair.unit}: {count}, the first {opened.example(both)}: give another split, or set "
-        "pair.overlap=drop"
-    )
-
-
-def _test_apart(opened: Opened, how: Overlap, data_root: str) -> tuple[Opened, tuple[str, ...]]:
-    """Return the private set with no training image in its test set, and a note; a published split stays as it is
-    unless `how` is drop."""
-    # an image on both sides would measure memory, not what was learned
-    train, test = opened.digests(_shape(opened))
-    twice = among(test, train)
-    count, n = int(twice.sum()), len(twice)
-    if not count:
-        return opened, ()
-
-    if how == Overlap.drop:
-        if count == n:
-            raise UsageError(f"pair.overlap=drop: all {n} test images of {opened.name} are training images too")
-        note = f"{opened.name}: {count} of {n} test images are training images too and were dropped"
-        return opened.without(np.zeros(len(train.own), dtype=bool), twice), (note,)
-
-    if how == Overlap.leave:
-        again = among(train, test)
-        note = f"{opened.name}: {int(again.sum())} training images that are test images too left the private data"
-        return opened.without(again, np.zeros(n, dtype=bool)), (note,)
-
-    # A published set stays what others report on.
-    if _named(opened.name, data_root) is not None:
-        return opened, (f"{opened.name}: {count} of {n} test images are training images too, as it was published",)
-    raise UsageError(
-        f"pair.private={opened.name}: {count} of its {n} test images are training images too, the first "
-        f"{opened.example(twice)}: remove them, or set pair.overlap=drop"
-    )
-
-
-def _rest_of_test(pair: Pair, opened: Opened, taken: int, data_root: str) -> tuple[Split, tuple[str, ...]]:
-    """Return the test set without its first `taken` images, which are public, and notes."""
-    notes: tuple[str, ...] = (f"the first {taken} test images of {pair.private} are public and left the test set",)
-    stay = np.ones(len(opened.used.test.y) - taken, dtype=bool)
-    if opened.used.groups is not None:
-        people = opened.used.groups[1].numpy()
-        stay = ~np.isin(people[taken:], people[:taken])
-        notes += (f"{int((~stay).sum())} other test images are of the same people, and were dropped",)
-    if not stay.any():
-        raise UsageError(f"pair.m={pair.m}: no test images of {pair.private} would remain: use a smaller pair.m")
-    x, y = (part[taken:][torch.from_numpy(stay)] if not stay.all() else part[taken:] for part in opened.used.test)
-
-    # A test image that is equal to a public one may have been trained on.
-    _, test = opened.digests(_shape(opened))
-    twice = among(rows(rows(test, slice(taken, None)), stay), rows(test, slice(taken)))
-    if not twice.any():
-        return Split(x, y), notes
-
-    equal = f"{int(twice.sum())} of the other test images of {pair.private} are equal to public ones"
-    if pair.overlap in (Overlap.drop, Overlap.leave) and not twice.all():
-        stays = torch.from_numpy(~twice)
-        return Split(x[stays], y[stays]), (f"{equal} and were dropped", *notes)
-    if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
-        return Split(x, y), (equal, *notes)
-    raise UsageError(f"pair.m={pair.m}: {equal}: remove them, or set pair.overlap=drop")
-
-
 def _from_training(
-    pair: Pair, opened: Opened, data_root: str, read: Reader
-) -> tuple[Split, np.ndarray, tuple[str, ...]]:
-    """Return the public examples, which training examples stay private, bool [n], and notes: the public ones are drawn
-    from the training split of pair.public."""
+    pair: Pair, opened: Opened, table: Table, how: Overlap, read: Reader
+) -> tuple[Table, Split, tuple[Finding, ...], tuple[str, ...]]:
+    """Return the table, the public examples, drawn from the training split of pair.public, findings and notes."""
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
-    name, source, shape = str(pair.public), opened.used, _shape(opened)
+    name, source, data_root = str(pair.public), opened.used, read.data_root
     _check_apart(pair.private, name, data_root)
 
     same = same_examples(pair.private, name, data_root)
     if same and name != pair.private and not (is_path(name) or is_path(pair.private)):
         raise UsageError(f"pair.take=train: {name} and {pair.private} share examples: take one of them as both")
     other = opened if same else read(name)
-    train, test = opened.digests(shape)
+    drawn_rows = np.zeros(len(other.used.train.y), dtype=bool)
+    if same and not table.published:
+        # each unit by itself, or one more would make another one public
+        if pair.public_share is None:
+            raise UsageError(
+                f"pair.public={name}: this is the private data: set pair.public_share, and not m or shots, so that "
+                "each example is public or not by itself"
+            )
+        here = table.has(Role.private)[~table.test]
+        drawn_rows = here & drawn(table.unit[~table.test], pair.public_share, "public", pair.seed)
+    else:
+        here = table.has(Role.private)[~table.test] if same else ~drawn_rows
+        y = other.used.train.y[torch.from_numpy(here)]
+        m = _as_many(pair, len(y))
+        drawn_rows[np.flatnonzero(here)[draw_indices(name, y, m, pair.shots, pair.seed).numpy()]] = True
+    if not drawn_rows.any():
+        raise UsageError(f"pair.public_share={pair.public_share}: no example of {name} would be public: raise it")
 
-    # Images are dropped before the draw, so that as many examples are drawn as the settings say.
+    # what is drawn from the same set is no longer private
+    chosen = other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool))
     notes: tuple[str, ...] = () if same else other.used.notes + _may_share(name, pair.private, data_root)
-    y = other.used.train.y
-    pool = np.arange(len(y))
-    if pair.overlap == Overlap.drop:
-        twice = overlap.repeated(train) if same else among(other.digests(shape)[0], train, test)
-        pool, notes = pool[~twice], notes + _dropped(name, int(twice.sum()), "the private data")
-    m = _as_many(pair, len(y))
-    drawn = np.zeros(len(y), dtype=bool)
-    drawn[pool[draw_indices(name, y[torch.from_numpy(pool)], m, pair.shots, pair.seed).numpy()]] = True
-
-    # What is drawn from the same set is no longer private. The unit does not change which examples are drawn, but all
-    # examples of the people who have one of them leave the private data.
-    chosen = other.without(~drawn, np.ones(len(other.used.test.y), dtype=bool))
-    left = ~drawn if same else np.ones(len(source.train.y), dtype=bool)
-    if same and other.used.groups is not None:
-        people = other.used.groups[0].numpy()
-        left = ~np.isin(people, people[drawn])
-        notes += (f"{int((~left & ~drawn).sum())} other examples of people with public ones left the private data",)
-    if not left.any():
-        raise UsageError(f"pair.m={pair.m}: no private examples of {name} would remain: use a smaller pair.m")
-
-    if pair.overlap == Overlap.leave:
-        public = chosen.digests(shape)[0]
-        again = among(train, public) & left
-        notes += (f"{int(again.sum())} training images that are public too left the private data",) * bool(again.any())
-        left &= ~again
-    private = [rows(train, left), *(() if same else (test,))]
-    published = same and _named(name, data_root) is not None
-    twice = among(chosen.digests(shape)[0], *private)
-    notes += _noted("pair.", chosen, 0, twice, f"the private data {pair.private}", published)
+    findings: tuple[Finding, ...] = ()
+    bits: int | None = None  # of a value in 16-bit images; None: 16
+    digests = chosen.digests(_shape(opened))[0]
+    if same:
+        table, findings = take_public(table, np.concatenate([drawn_rows, table.has(Role.public)[table.test]]), how)
+    else:
+        table, findings = apart(table, digests, how)
+        if how == Overlap.refuse:
+            kept = rows(table.content, table.has(Role.private) | table.test)
+            notes += _noted("pair.", chosen, 0, among(digests, kept), f"the private data {pair.private}", how)
 
     leave = ", and left the private data" if same else ""
-    note = f"{int(drawn.sum())} public examples were drawn from the training split of {name}{leave}"
+    note = f"{int(drawn_rows.sum())} public examples were drawn from the training split of {name}{leave}"
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
-    return Split(x, chosen.used.train.y), left, (*notes, note, *changed)
+    return table, Split(x, chosen.used.train.y), findings, (*notes, note, *changed)
 
 
 def _as_many(pair: Pair, n: int) -> int:
@@ -377,54 +385,6 @@ def _as_many(pair: Pair, n: int) -> int:
     if pair.m is None and pair.shots is None:
         raise UsageError("pair.m=null: of a training split: give a number, or pair.public_share or pair.shots")
     return pair.m or 0
-
-
-def _part(
-    pair: Pair, opened: Opened, left: np.ndarray, data_root: str
-) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
-    """Return which of the private examples are trained on (None: all) and which are held out for validation, and a
-    note.
-
-    left: bool [n], the training examples that are private.
-    """
-    # Examples are drawn, or people with all that they have.
-    several = int(left.sum())
-    members = np.arange(several)
-    if opened.used.groups is not None:
-        # Numbered with those who left: who leaves for one public set may not change the side of another for all.
-        people, whole = opened.used.groups[0].numpy(), pair.overlap == Overlap.leave
-        everyone, members = np.unique(people if whole else people[left], return_inverse=True)
-        members, several = members[left] if whole else members, len(everyone)
-    what = "examples" if opened.used.groups is None else "people"
-
-    # Another seed than any of `shuffled` and `draw`, so that the share is independent of both.
-    order = np.random.RandomState((SEED + 2 * pair.seed + 1) % SEEDS).permutation(several)
-    used = order[: max(1, round(pair.private_share * len(order)))]
-    held = round(pair.validation * len(used))
-    digests = rows(opened.digests(_shape(opened))[0], left)
-    if pair.overlap == Overlap.leave and opened.used.groups is None:
-        first = by_content(digests, pair.validation, pair.seed)[used]
-        used, held = np.concatenate([used[first], used[~first]]), int(first.sum())
-    if pair.validation and not 0 < held < len(used):
-        raise UsageError(f"pair.validation={pair.validation}: {held} of {len(used)} {what}: take another share")
-    train, out = (torch.from_numpy(np.flatnonzero(np.isin(members, part))) for part in (used[held:], used[:held]))
-    if not len(train) or (held and not len(out)):
-        raise UsageError(f"pair.validation={pair.validation}: on one side are no {what}: take another share")
-    if not held:
-        return (None if len(used) == len(order) else train), None, ()
-
-    twice = among(rows(digests, out.numpy()), rows(digests, train.numpy()))
-    if not twice.any():
-        return train, out, ()
-
-    equal = f"{int(twice.sum())} of {len(out)} examples held out for validation are trained on too"
-    if pair.overlap == Overlap.drop and not twice.all():
-        return train, out[torch.from_numpy(~twice)], (f"{pair.private}: {equal} and were dropped",)
-    if pair.overlap == Overlap.leave:  # of other people: what one has may not decide what is measured of another
-        return train, out, (f"{pair.private}: {equal}, as images of other people",)
-    if _named(pair.private, data_root) is not None and pair.overlap == Overlap.refuse:
-        return train, out, (f"{pair.private}: {equal}, as it was published",)
-    raise UsageError(f"pair.validation={pair.validation}: {equal}: remove them, or set pair.overlap=drop")
 
 
 def public_examples(
@@ -451,10 +411,8 @@ def public_examples(
     other; else each is NO_CLASS, which what needs labels refuses.
 
     An image that two of the sets have, or that `apart`, the private set as it was opened, has too, is a UsageError, or
-    with how=drop is passed over; a published set's own training images in its test set are noted.
+    with how=leave is noted; so are a published set's own training images in its test set.
     """
-    if how == Overlap.leave:
-        raise UsageError("overlap=leave: no private data are trained on here: take refuse or drop")
     against = None if apart is None else Opened(str(private), apart, apart)
     beside = Beside(like, convert, private, against, how)
     if apart is not None:
@@ -463,7 +421,15 @@ def public_examples(
     return taken.examples, taken.notes
 
 
-def open_dataset(name: str, data_root: str, download: bool, unit: str | None = None, keep: bool = True) -> Source:
+def open_dataset(
+    name: str,
+    data_root: str,
+    download: bool,
+    unit: str | None = None,
+    keep: bool = True,
+    read: Read | None = None,
+    pixels: bool = False,
+) -> Source:
     """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
     A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
@@ -471,11 +437,14 @@ def open_dataset(name: str, data_root: str, download: bool, unit: str | None = N
     <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
     those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
-    class. keep: whether a user's own images are kept once they are decoded (`decoded.open_decoded`). unit: what tells
-    whose examples they are, as `pair.unit` says; UsageError if the set does not tell.
+    class. unit: what tells whose examples they are, as `pair.unit` says; UsageError if the set does not tell. Of a
+    user's own data, keep: whether images are kept once they are decoded (`decoded.open_decoded`); read: how files are
+    read; pixels: a network is trained on the images themselves.
     """
-    path = is_path(name)
-    source = _open_path(name, data_root, keep, unit) if path else _open_named(name, data_root, download, unit)
+    if is_path(name):
+        source = _open_path(name, data_root, keep, unit, read or Read(), pixels)
+    else:
+        source = _open_named(name, data_root, download, unit)
     if unit and source.groups is None:
         raise UsageError(f"pair.unit={unit}: {name} does not tell whose images they are: leave it out")
     return source
@@ -647,27 +616,34 @@ def _named(name: str, data_root: str) -> str | None:
     return path.stem if in_root and path.stem in dataset_names() else None
 
 
-def _open_path(name: str, data_root: str, keep: bool, unit: str | None) -> Source:
+def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Read, pixels: bool) -> Source:
     """Return a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
 
-    # An archive that fits in memory many times is read there.
+    suffix = path.suffix.lower()
     if path.is_dir():
-        listed = folders.list_folder(path, unit)
-    elif path.suffix == ".csv":
-        listed = folders.list_csv(path, unit)
-    elif prepared.size(path) >= decoded.SMALL:
+        listed = folders.list_folder(path, unit, read, pixels)
+    elif suffix in tables.TABLES:
+        listed = tables.list_table(path, unit, read, pixels)
+    elif suffix == ".npz":
         listed = prepared.listed_arrays(path, unit)
     else:
-        parts = prepared.read(path, unit=unit)
-        classes = prepared.classes_from(torch.cat([parts.train.y, parts.test.y]))
-        return _source(name, parts, classes, *_of_own(parts))
-
-    parts, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep)
+        raise UserError(f"{name}: expected a folder of images, a table ({', '.join(tables.TABLES)}) or an npz")
+    parts, _, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
     known = listed.classes, *_of_own(parts)
-    return Source(parts.train, parts.test, *known, parts.notes, parts.files, kept, parts.names, groups=parts.groups)
+    return Source(
+        parts.train,
+        parts.test,
+        *known,
+        parts.notes,
+        parts.files,
+        kept,
+        parts.names,
+        groups=parts.groups,
+        findings=findings,
+    )
 
 
 def _of_own(parts: Parts) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
@@ -711,8 +687,7 @@ class _Public(NamedTuple):
     notes: tuple[str, ...]
     names: tuple[str, ...]  # of their classes, if all are of one set whose files have them
     each: tuple[int, ...]  # how many are of each set
-    train: np.ndarray  # bool [n], training images of the private set that leave it, since they are public too
-    test: np.ndarray  # the same of its test images
+    digests: Digests
 
 
 def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: Reader) -> _Public:
@@ -722,8 +697,8 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
     data_root, pool = read.data_root, key == POOL_M
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
-    leave = [np.zeros(len(part.y), dtype=bool) for part in (against.used[:2] if against else ())]
     group, seen = "pair." if key in ("pair.m", POOL_M) else "", list[tuple[str, tuple[Digests, ...]]]()
+    of_all = list[Digests]()
 
     # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
@@ -735,46 +710,37 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
 
         opened = read(name)
         share = MOST_PUBLIC if m is None else m if pool else len(range(place, m, len(names)))
-        shape = _shape(against or opened)
-        sides = [*_private_side(against, same), *seen]
-        opened, last, dropped = _pool(opened, share, sides, shape, same, how)
         available = len(opened.used.test.x) + (0 if same else len(opened.used.train.x))
         share = share if m is not None else _all_of(name, same, key, available, None if pool else MOST_PUBLIC)
         share = min(share, available) if pool else share
         if share > available:
             several = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
-            where += ", those of others dropped" if dropped else ""
             raise UsageError(f"{key}={m}{several}: {name} has only {available} images {where}: use a smaller {key}")
 
         # No image may be on two sides, unless the set was published so.
         chosen = opened.first(share)
-        chosen_digests = chosen.digests(shape)[1]
-        if how == Overlap.leave and against is not None:
-            sides = seen
-            for gone, of_part in zip(leave, against.digests(shape), strict=True):
-                gone |= among(of_part, chosen_digests)
-        for what, digests in sides:
+        digests = chosen.digests(_shape(against or opened))[1]
+        for what, others in [*_private_side(against, same), *seen]:
             published = what == OWN and _named(name, data_root) is not None
-            notes += _noted(group, chosen, 1, among(chosen_digests, *digests), what, published)
+            notes += _noted(group, chosen, 1, among(digests, *others), what, how, published)
+        of_all.append(digests)
         if not pool:  # an image that two sets of a pool have is in it twice
-            seen.append((f"the public set {name}", (chosen_digests,)))
+            seen.append((f"the public set {name}", (digests,)))
 
         x, changed = _like(name, chosen.used.test.x, like, convert)
         parts[place] = Split(x, chosen.used.test.y)
         classes.add(opened.used.classes)
-        notes += opened.used.notes + dropped + _both_parts(name, opened.used, share) + changed
-        taken += last if same else 0
+        notes += opened.used.notes + _both_parts(name, opened.used, share) + changed
+        taken += share if same else 0
 
-    if leave and (many := int(leave[0].sum())):
-        notes += (f"{many} training images of {private} that are public too left the private data",)
-    leave, dealt = leave or [np.zeros(0, dtype=bool)] * 2, [parts[place] for place in range(len(names))]
-    each = tuple(len(part.y) for part in dealt)
+    dealt = [parts[place] for place in range(len(names))]
+    each, public = tuple(len(part.y) for part in dealt), joined(of_all)
     if len(dealt) == 1:
-        return _Public(dealt[0], taken, notes, opened.used.names, each, *leave)
+        return _Public(dealt[0], taken, notes, opened.used.names, each, public)
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
-    return _Public(_together(dealt, of_task, pool), taken, notes, (), each, *leave)
+    return _Public(_together(dealt, of_task, pool), taken, notes, (), each, public)
 
 
 def _together(parts: list[Split], of_task: bool, pool: bool) -> Split:
@@ -818,50 +784,20 @@ def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[D
     return [(OWN, (train,))] if same else [(f"the private data {against.name}", (train, test))]
 
 
-def _pool(
-    opened: Opened,
-    share: int,
-    sides: list[tuple[str, tuple[Digests, ...]]],
-    shape: tuple[int, ...],
-    same: bool,
-    how: Overlap,
-) -> tuple[Opened, int, tuple[str, ...]]:
-    """Return what public examples are taken from, how many of its first images the first `share` of these span, and
-    notes. With drop it lacks what one of the sides has, so that as many are taken as the settings say."""
-    if how != Overlap.drop or not sides:
-        return opened, share, ()
-
-    train, test = opened.digests(shape)
-    of_sides = [each for _, digests in sides for each in digests]
-    twice = among(test, *of_sides)
-    also = among(train, *of_sides) & (not same)
-
-    # the first `share` images that stay may lie further behind than the first `share` of all
-    stays = np.flatnonzero(~twice)
-    last = int(stays[share - 1]) + 1 if share <= len(stays) else len(twice)
-    others = " or ".join(what for what, _ in sides)
-    return opened.without(also, twice), last, _dropped(opened.name, int(twice.sum() + also.sum()), others)
-
-
-def _dropped(name: str, count: int, others: str) -> tuple[str, ...]:
-    """Return the note on public images that were dropped."""
-    if not count:
-        return ()
-    return (f"{name}: {count} images that are among {others} too were dropped; epsilon does not cover which they are",)
-
-
-def _noted(group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, published: bool) -> tuple[str, ...]:
-    """Return the note that public examples, bool [m], are among others too, if the set was published so; UsageError
-    otherwise. group: of the keys."""
+def _noted(
+    group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, how: Overlap, published: bool = False
+) -> tuple[str, ...]:
+    """Return the note that public examples, bool [m], are among others too; UsageError if they may not be (how=refuse,
+    but for a set that was published so). group: of the keys."""
     if not twice.any():
         return ()
 
     shared = f"{int(twice.sum())} of {len(twice)} public examples are among {others} too"
-    if published:
-        return (f"{chosen.name}: {shared}, as it was published",)
+    if published or how == Overlap.leave:
+        return (f"{chosen.name}: {shared}" + ", as it was published" * published,)
     raise UsageError(
         f"{group}public={chosen.name}: {shared}, the first {chosen.example(twice, part)}: take other data, or set "
-        f"{group}overlap=drop to leave them out"
+        f"{group}overlap=leave, and the private ones leave the private data"
     )
 
 

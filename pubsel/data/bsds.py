@@ -7,7 +7,8 @@ import numpy as np
 
 from pubsel.data import prepared
 from pubsel.data.embedded import SIDE, patches_of
-from pubsel.data.folders import images_in, mode_and_size, read_images
+from pubsel.data.folders import images_in
+from pubsel.data.images import mode_and_size, read_images
 from pubsel.data.splits import SEED, Parts, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import rows_of, same_images, unread
+from pubsel.data.folders import rows_of, same_images
+from pubsel.data.images import unread
 from pubsel.data.splits import Listing, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset

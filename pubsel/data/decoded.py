@@ -7,6 +7,7 @@ than SMALL are read anew each time: that takes about a second, and leaves no sec
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -20,29 +21,56 @@ from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel.data import overlap, stored
+from pubsel.data.examples import drawn
+from pubsel.data.findings import ERROR, WARNING, Finding, shown
 from pubsel.data.overlap import Digest, of_pixels
-from pubsel.data.splits import Files, Images, Listed, Parts, Split, in_order, numbered
-from pubsel.files import ProgressLine, digest, file_map, locked, mapped, private_folder, reading, remove_left
+from pubsel.data.splits import Files, Images, Listed, Parts, Split, Unreadable, in_order
+from pubsel.files import (
+    ProgressLine,
+    digest,
+    file_map,
+    locked,
+    mapped,
+    private_folder,
+    reading,
+    remove_left,
+    write_whole,
+)
 from pubsel.messages import UserError, gib, say
+from pubsel.settings.keys import Read
 
 PARTS = ("train", "test")
 SMALL = 2**26  # bytes
 MOST = 2  # sets that a process holds for its next cell
 CHUNK = 16  # images that a thread reads at a time
-RULES = "1"  # changes with the rules by which images are read, so that those of other rules are read again
+COPIED = 1024  # images that are copied at a time
+RULES = "2"  # changes with the rules by which images are read, so that those of other rules are read again
 T = TypeVar("T")
 R = TypeVar("R")
-Put = Callable[[int, int, Tensor], object]  # part (0: train, 1: test), place in it, and image
+TEST_FRACTION = 0.2  # of the units, where nobody gives a test part
+NAMED = 2  # files that a message names
 
 
 class Decoded(NamedTuple):
     """A user's data in the order that is used."""
 
     parts: Parts
+    rows: tuple[Tensor, Tensor]  # int64 [n], which example of the listing is at each place of train and test
+    findings: tuple[Finding, ...]
     kept: Path | None  # the folder that the images are mapped from
+
+
+class Rows(NamedTuple):
+    """The examples of a listing as they were read, in its order."""
+
+    decoded: Digest  # [n], of each image as it was decoded
+    shaped: Digest  # [n], as it is kept
+    readable: NDArray[np.bool_]  # [n]
+    findings: tuple[Finding, ...]
 
 
 class Order(NamedTuple):
@@ -54,36 +82,30 @@ class Order(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A listing and the places that its images are read to."""
+    """A listing, and whether files of it that cannot be read are left out."""
 
     name: str
     listed: Listed
-    order: Order
+    skip: bool
 
 
-def open_decoded(name: str, listed: Listed, folder: Path, keep: bool) -> Decoded:
+def open_decoded(name: str, listed: Listed, folder: Path, keep: bool, read: Read) -> Decoded:
     """Return a user's data, from `folder` if they are kept there and their files are the same. They are kept if
     `keep` is set and their images take SMALL or more; without `keep`, such images are mapped from a file without a
     name, which the system deletes when the process ends.
 
-    UserError names an image that does not read; nothing is kept then, nor if the disk is full.
+    UserError names the images that cannot be read, unless read.skip leaves them out; nothing is kept then, nor if the
+    disk is full.
     """
     # the same files in the same order are read once in a process, and kept on disk if they are many
-    order = _order(name, listed)
-    files = _fingerprint(listed, order)
+    files = _fingerprint(listed, read)
     last = _LAST.pop((folder, keep), None)
     if last is None or last[0] != files:
-        last = files, _opened(Reading(name, listed, order), folder, files if keep else None)
+        last = files, _opened(Reading(name, listed, read.skip), folder, files if keep else None)
     _LAST[folder, keep] = last
     while len(_LAST) > MOST:
         del _LAST[next(iter(_LAST))]
-
-    # Only the listing says whose images they are: another pair.unit groups the same images in another way.
-    parts, kept = last[1]
-    if listed.people:
-        train, test = ([listed.people[i] for i in rows.tolist()] for rows in order.rows)
-        parts = parts._replace(groups=numbered(train, test))
-    return Decoded(parts, kept)
+    return last[1]
 
 
 _LAST: dict[tuple[Path, bool], tuple[str, Decoded]] = {}  # for the next cell of a sweep, with its fingerprint
@@ -105,23 +127,23 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
     images = this.listed.images()
     n, size = len(this.listed.y), len(this.listed.y) * math.prod(images.shape)
     if size < SMALL:
-        return _in_memory(this, images)
+        return _in_memory(this, images, folder)
 
     try:
         private_folder(folder.parent)
         # An archive may be made to fill the disk.
-        if size > (left := shutil.disk_usage(folder.parent).free):
+        if 2 * size > (left := shutil.disk_usage(folder.parent).free):
             raise UserError(
-                f"{this.name}: its images take {gib(size)} and {gib(left)} are free in {folder.parent}: make room, or "
-                "set data_root=FOLDER"
+                f"{this.name}: its images take {gib(2 * size)} while they are read, and {gib(left)} are free in "
+                f"{folder.parent}: make room, or set data_root=FOLDER"
             )
         if files is None:
-            return _unnamed(this, images, folder.parent)
+            return _unnamed(this, images, folder)
         say(f"{this.name}: keeps {n:,} decoded images ({gib(size)}); `pubsel data forget {this.name}` deletes them")
-        stored.keep_as(folder, this.name, lambda partial: _write(partial, this, images), files, private=True)
+        stored.keep_as(folder, this.name, lambda partial: _write(partial, this, images, folder), files, private=True)
     except OSError as error:
         say(f"{this.name}: {folder.parent}: {error.strerror or error}, so all images are read into memory")
-        return _in_memory(this, images)
+        return _in_memory(this, images, folder)
     return _read(this, folder)
 
 
@@ -149,50 +171,92 @@ def forget_decoded(folder: Path, but: str | None = None) -> None:
         shutil.rmtree(folder)
 
 
-def _order(name: str, listed: Listed) -> Order:
-    """Return the order that is used: shuffled if the listing asks for it, or if a part is sorted by class."""
-    # the rows are put in order in place of the images, which are not read yet
-    test = torch.from_numpy(listed.test)
-    parts = [(part, torch.arange(len(test))[mask]) for part, mask in (("train", ~test), ("test", test))]
+def _fingerprint(listed: Listed, read: Read) -> str:
+    """Return a fingerprint of all that decides what is kept: the files, their labels, sides and people, and the rules
+    by which they are read."""
+    arrays = [listed.y.contiguous().numpy(), listed.test, listed.people]
+    parts = (b"" if part is None else f"{part.shape}".encode() + part.tobytes() for part in arrays)
+    rules = repr(dataclasses.asdict(read))
+    return digest(("\0".join((RULES, rules, str(listed.shuffle), *listed.files)), *parts))
+
+
+def _order(this: Reading, rows: Rows) -> Order:
+    """Return the order that is used: the test part that was given, or a fifth of the units by their own hash; shuffled
+    if the listing asks for it, or if a part is sorted by class."""
+    listed, notes = this.listed, tuple[str, ...]()
+    test = listed.test
+    if test is None:
+        unit = rows.shaped if listed.people is None else listed.people
+        test, by = drawn(unit, TEST_FRACTION, "test"), "content" if listed.people is None else "person"
+        many = int((test & rows.readable).sum())
+        notes = (f"{Path(this.name).name}: {many} of {len(test)} images held out as the test set, by {by}",)
+
+    # the rows are put in order in place of the images
+    places = [torch.from_numpy(np.flatnonzero(part & rows.readable)) for part in (~test, test)]
     (train, train_notes), (held, held_notes) = (
-        in_order(f"{name}: {part}", Split(rows, listed.y[rows]), listed.shuffle) for part, rows in parts
+        in_order(f"{this.name}: {part}", Split(at, listed.y[at]), listed.shuffle)
+        for part, at in zip(PARTS, places, strict=True)
     )
-    return Order((train.x, held.x), (train.y, held.y), train_notes + held_notes)
-
-
-def _fingerprint(listed: Listed, order: Order) -> str:
-    """Return a fingerprint of all that decides what is kept: the files, the labels and the order."""
-    parts = (f"{tuple(part.shape)}".encode() + part.contiguous().numpy().tobytes() for part in (*order.rows, *order.y))
-    return digest(("\0".join((RULES, *listed.files)), *parts))
+    return Order((train.x, held.x), (train.y, held.y), notes + train_notes + held_notes)
 
 
 # Reading
 
 
-def _decode(this: Reading, images: Images, put: Put) -> tuple[tuple[Digest, Digest], ...]:
-    """Put every image at its place; return for train and test the digests of each as it was decoded, and as it was put.
-    The images are taken in the order of the listing, since an archive reads in no other one."""
-    # where each example goes: which part, and which place in it
-    order, n = this.order, len(this.listed.y)
-    part, at = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    for number, rows in enumerate(order.rows):
-        part[rows.numpy()], at[rows.numpy()] = number, np.arange(len(rows))
-    decoded, shaped = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+def _decode(this: Reading, images: Images, put: Callable[[int, Tensor], object], folder: Path) -> Rows:
+    """Put every image at its place in the listing. UserError names the files that cannot be read, unless they are to be
+    left out. The images are taken in the order of the listing, since an archive reads in no other one."""
+    n = len(this.listed.y)
+    rows = Rows(np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool), ())
+    errors = dict[int, Unreadable]()
 
     def read(chunk: range) -> int:
         for i in chunk:
-            x, before = images.image(i)
-            shaped[i] = of_pixels(x.numpy())
-            decoded[i] = shaped[i] if before is None else before
-            put(int(part[i]), int(at[i]), x)
+            try:
+                x, before = images.image(i)
+            except Unreadable as error:
+                errors[i] = error
+                continue
+            rows.shaped[i] = of_pixels(x.numpy())
+            rows.decoded[i] = rows.shaped[i] if before is None else before
+            put(i, x)
         return len(chunk)
 
     progress = ProgressLine(this.name, n)
     chunks = (range(first, min(n, first + CHUNK)) for first in range(0, n, CHUNK))
     for count in map_threads(read, chunks) if images.any_order else map(read, chunks):
         progress.add(count)
+    rows.readable[list(errors)] = False
+    return rows._replace(findings=images.findings() + _unreadable(this, rows.readable, errors, folder))
 
-    return tuple((decoded[rows.numpy()], shaped[rows.numpy()]) for rows in order.rows)
+
+def _unreadable(
+    this: Reading, readable: NDArray[np.bool_], errors: dict[int, Unreadable], folder: Path
+) -> tuple[Finding, ...]:
+    """Return the finding on files that are left out. UserError with all of them if they are not to be; more than
+    NAMED are listed in a file that only its owner may read."""
+    if not errors:
+        return ()
+    first = [errors[i] for i in sorted(errors)]
+    if not this.skip:
+        if len(first) == 1:
+            raise UserError(f"{first[0]}; skip=true leaves it out")
+        text = f"{this.name}: {len(first)} of {len(readable)} images cannot be read: {shown(first, NAMED)}"
+        file = folder.with_suffix(".unreadable.txt")
+        with contextlib.suppress(UserError):
+            write_whole(file, "".join(f"{error}\n" for error in first), private=True)
+            text += f"; all of them: {file}"
+        raise UserError(f"{text}; skip=true leaves them out")
+
+    # a class that is left out whole would be missing without a word
+    text = f"{Path(this.name).name}: {len(first)} of {len(readable)} images cannot be read and are left out"
+    findings = [Finding("unreadable", WARNING, f"{text}: {shown((error.name for error in first), NAMED)}")]
+    y, names = this.listed.y, this.listed.class_names
+    lost = [] if y.dim() == 2 else sorted(set(y.tolist()) - set(y[torch.from_numpy(readable)].tolist()))
+    if lost:
+        of = shown(names[label] if names else label for label in lost)
+        findings.append(Finding("class_lost", ERROR, f"{this.name}: no image of a class can be read: {of}"))
+    return tuple(findings)
 
 
 def map_threads(work: Callable[[T], R], parts: Iterable[T]) -> Iterator[R]:
@@ -217,62 +281,74 @@ def map_threads(work: Callable[[T], R], parts: Iterable[T]) -> Iterator[R]:
         torch.set_num_threads(threads)  # threads to come take what was set last
 
 
-def _in_memory(this: Reading, images: Images) -> Decoded:
-    x = [torch.empty((len(rows), *images.shape), dtype=torch.uint8) for rows in this.order.rows]
-    digests = _decode(this, images, lambda part, at, image: x[part].__setitem__(at, image))
-    train, test = (Split(*split) for split in zip(x, this.order.y, strict=True))
-    return Decoded(_parts(this, Parts(train, test, images.notes), digests), None)
+def _in_memory(this: Reading, images: Images, folder: Path) -> Decoded:
+    x = torch.empty((len(this.listed.y), *images.shape), dtype=torch.uint8)
+    rows = _decode(this, images, x.__setitem__, folder)
+    order = _order(this, rows)
+    train, test = (Split(x[at], y) for at, y in zip(order.rows, order.y, strict=True))
+    return _parts(this, Parts(train, test, order.notes), rows, order, None)
 
 
 def _unnamed(this: Reading, images: Images, folder: Path) -> Decoded:
-    """Return images mapped from files in `folder` that have no name: the system frees their room when the process ends,
-    however it ends."""
-    # a file without a name is gone with the process, however it ends
+    """Return images mapped from files next to `folder` that have no name: the system frees their room when the process
+    ends, however it ends."""
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in this.order.rows]
+        files = [stack.enter_context(tempfile.TemporaryFile(dir=folder.parent)) for _ in PARTS]
         try:
-            starts, digests = _write_images(files, this, images)
+            starts, rows, order = _write_images(files, this, images, folder)
             x = [
-                mapped(file_map(file, start, (len(rows), *images.shape), np.uint8))
-                for file, start, rows in zip(files, starts, this.order.rows, strict=True)
+                mapped(file_map(file, start, (len(at), *images.shape), np.uint8))
+                for file, start, at in zip(files, starts, order.rows, strict=True)
             ]
         except OSError as error:
-            raise stored.full(this.name, folder, error) from None
+            raise stored.full(this.name, folder.parent, error) from None
 
-    train, test = (Split(*split) for split in zip(x, this.order.y, strict=True))
-    return Decoded(_parts(this, Parts(train, test, images.notes), digests), None)
+    train, test = (Split(*split) for split in zip(x, order.y, strict=True))
+    return _parts(this, Parts(train, test, order.notes), rows, order, None)
 
 
-def _write(partial: Path, this: Reading, images: Images) -> None:
-    """Write what stored.read reads, and the digests of each image as it was decoded and as it is kept."""
+def _write(partial: Path, this: Reading, images: Images, folder: Path) -> None:
+    """Write what `_read` reads: what stored.read reads, the digests of each image as it was decoded and as it is kept,
+    its row in the listing, and the findings."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context((partial / f"{part}_images.npy").open("wb")) for part in PARTS]
-        _, digests = _write_images(files, this, images)
+        _, rows, order = _write_images(files, this, images, folder)
 
-    for part, y, (decoded, shaped) in zip(PARTS, this.order.y, digests, strict=True):
+    for part, y, at in zip(PARTS, order.y, order.rows, strict=True):
         np.save(partial / f"{part}_labels.npy", y.numpy())
-        np.save(partial / f"{part}_decoded.npy", decoded)
-        overlap.keep_digests(partial / f"{part}_digests.npz", shaped)
-    (partial / "notes.json").write_text(json.dumps(images.notes), encoding="utf-8")
+        np.save(partial / f"{part}_rows.npy", at.numpy())
+        np.save(partial / f"{part}_decoded.npy", rows.decoded[at.numpy()])
+        overlap.keep_digests(partial / f"{part}_digests.npz", rows.shaped[at.numpy()])
+    (partial / "notes.json").write_text(json.dumps(order.notes), encoding="utf-8")
+    (partial / "findings.json").write_text(json.dumps(rows.findings), encoding="utf-8")
 
 
 def _write_images(
-    files: Sequence[IO[bytes]], this: Reading, images: Images
-) -> tuple[list[int], tuple[tuple[Digest, Digest], ...]]:
-    """Write the images of train and test to a npy file each; return where the images begin, and what `_decode` does."""
-    # the headers come first: images are then written in any order, at their places
-    for file, rows in zip(files, this.order.rows, strict=True):
-        stored.header(file, len(rows), images.shape)
-        file.flush()
-    starts, size = [file.tell() for file in files], math.prod(images.shape)
+    files: Sequence[IO[bytes]], this: Reading, images: Images, folder: Path
+) -> tuple[list[int], Rows, Order]:
+    """Write the images of train and test to a npy file each; return where they begin, their rows and their order. Which
+    side an image is on may depend on its content, so all are decoded into a file without a name first."""
+    n, size = len(this.listed.y), math.prod(images.shape)
+    with tempfile.TemporaryFile(dir=folder.parent) as all_images:
+        all_images.truncate(n * size)
 
-    def put(part: int, at: int, image: Tensor) -> None:
-        left, offset = memoryview(image.contiguous().numpy().data).cast("B"), starts[part] + at * size
-        while left:
-            count = os.pwrite(files[part].fileno(), left, offset)
-            left, offset = left[count:], offset + count
+        def put(i: int, image: Tensor) -> None:
+            left, offset = memoryview(image.contiguous().numpy().data).cast("B"), i * size
+            while left:
+                count = os.pwrite(all_images.fileno(), left, offset)
+                left, offset = left[count:], offset + count
 
-    return starts, _decode(this, images, put)
+        rows = _decode(this, images, put, folder)
+        order = _order(this, rows)
+        x = file_map(all_images, 0, (n, *images.shape), np.uint8)
+        starts = []
+        for file, at in zip(files, order.rows, strict=True):
+            stored.header(file, len(at), images.shape)
+            starts.append(file.tell())
+            for part in at.split(COPIED):
+                file.write(x[part.numpy()].tobytes())
+            file.flush()
+    return starts, rows, order
 
 
 def _read(this: Reading, folder: Path) -> Decoded:
@@ -283,21 +359,34 @@ def _read(this: Reading, folder: Path) -> Decoded:
         for part, split in zip(PARTS, parts[:2], strict=True)
     ]
     with reading(folder, "delete it to have it prepared again"):
+        at = [np.load(folder / f"{part}_rows.npy") for part in PARTS]
         decoded = [np.load(folder / f"{part}_decoded.npy") for part in PARTS]
-    return Decoded(_parts(this, parts, tuple(zip(decoded, shaped, strict=True))), folder)
+        findings = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
+
+    # as they were when they were read, for all that the listing tells
+    n = len(this.listed.y)
+    rows = Rows(np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool), ())
+    for places, before, after in zip(at, decoded, shaped, strict=True):
+        rows.decoded[places], rows.shaped[places], rows.readable[places] = before, after, True
+    rows = rows._replace(findings=tuple(Finding(*values) for values in findings))
+    train, test = (torch.from_numpy(places) for places in at)
+    return _parts(this, parts, rows, Order((train, test), (parts.train.y, parts.test.y), ()), folder)
 
 
-def _parts(this: Reading, parts: Parts, digests: tuple[tuple[Digest, Digest], ...]) -> Parts:
+def _parts(this: Reading, parts: Parts, rows: Rows, order: Order, kept: Path | None) -> Decoded:
     """Return the parts with all that the listing tells, and what overlap.digests would otherwise compute."""
     # the images were hashed as they were read: a comparison need not read them again
-    for split, (_, shaped) in zip((parts.train, parts.test), digests, strict=True):
-        overlap.remember(split.x, shaped)
+    listed = this.listed
+    for split, at in zip((parts.train, parts.test), order.rows, strict=True):
+        overlap.remember(split.x, rows.shaped[at.numpy()])
 
-    files = None
-    if this.listed.names:
+    files = groups = None
+    if listed.names:
         files = tuple(
-            Files(tuple(this.listed.names[i] for i in rows.tolist()), torch.from_numpy(decoded))
-            for rows, (decoded, _) in zip(this.order.rows, digests, strict=True)
+            Files(tuple(listed.names[i] for i in at.tolist()), torch.from_numpy(rows.decoded[at.numpy()]))
+            for at in order.rows
         )
-    notes = this.listed.notes + parts.notes + this.order.notes
-    return Parts(parts.train, parts.test, notes, files, this.listed.class_names)  # type: ignore[arg-type]
+    if listed.people is not None:
+        groups = tuple(torch.from_numpy(listed.people[at.numpy()]) for at in order.rows)
+    parts = Parts(parts.train, parts.test, listed.notes + parts.notes, files, listed.class_names, groups)  # type: ignore[arg-type]
+    return Decoded(parts, order.rows, listed.findings + rows.findings, kept)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.data import folders
+from pubsel.data.images import SUFFIXES
 from pubsel.files import give_back, in_parts, mapped, npy_map, reading
 from pubsel.messages import UserError
 from pubsel.settings.identity import is_path
@@ -104,7 +104,7 @@ def _has_shards(folder: Path) -> bool:
                 suffix = os.path.splitext(entry.name)[1].lower()
                 if entry.name.startswith("."):
                     continue
-                if suffix in folders.SUFFIXES or (entry.is_dir() and entry.name not in (IMAGES, *IGNORED)):
+                if suffix in SUFFIXES or (entry.is_dir() and entry.name not in (IMAGES, *IGNORED)):
                     return False
                 has = has or suffix == NPY
     except OSError:  # absent, or of another user

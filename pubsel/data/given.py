@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pubsel.data import folders, prepared
+from pubsel.data import folders, images, prepared, tables
 from pubsel.data.convert import Shape, to_shape
 from pubsel.files import plain
 from pubsel.messages import UserError
@@ -83,9 +83,10 @@ def at_path(name: str | Path) -> Given:
         if not files:
             raise UserError(f"{name}: no images in this folder: expected png, jpg, ... files")
         return Given(len(files), lambda: ((str(file), file) for file in files), lambda: files)
-    if path.suffix == ".csv":
-        rows = folders.rows_of(path, ("path",), ",;\t")
-        listed = [(row["path"], path.parent / row["path"]) for row in rows]
+    if path.suffix.lower() in tables.TABLES:
+        rows = tables.rows_in(path)
+        column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, None)
+        listed = [(row[column], tables.located(path.parent, row[column])) for row in rows]
         return Given(len(rows), lambda: iter(listed), lambda: (path, *(file for _, file in listed)))
     if path.suffix != ".npz":
         return Given(1, lambda: iter([(str(name), path)]), lambda: (path,))
@@ -101,9 +102,10 @@ def at_path(name: str | Path) -> Given:
     return Given(n, each, lambda: (path,))
 
 
-def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
+def as_input(raw: Raw, shape: tuple[int, ...], bits: int | None = None) -> Tensor:
     """Return an input in the shape that a model takes: an image as training reads it, scaled to cover and cut at
-    the centre, grey or in colour; a row of a table as it is. UserError names a file that is no image."""
+    the centre, grey or in colour; a row of a table as it is. bits: of a value in 16-bit images. UserError
+    names a file that is no image."""
     # rows of a table have no size to be fitted to
     if len(shape) != 3:
         if isinstance(raw, Tensor) and tuple(raw.shape) == shape:
@@ -112,12 +114,9 @@ def as_input(raw: Raw, shape: tuple[int, ...]) -> Tensor:
     size: Shape = (shape[0], shape[1], shape[2])
 
     # an image is read as training reads it, or its answer would be of another image
-    if isinstance(raw, Path):
-        folders.mode_and_size(raw)  # refuses what has more than 16 bits
-        return folders.read_images([raw], size)[0]
-    if isinstance(raw, Image.Image):
-        folders.check_bits(raw.mode, "a PIL image")
-        return folders.fitted(raw, size)
+    if isinstance(raw, Path | Image.Image):
+        pixels, _ = images.upright(raw, bits) if isinstance(raw, Path) else images.pixels_of(raw, bits)
+        return to_shape(torch.from_numpy(pixels).permute(2, 0, 1)[None], size)[0]
     if raw.dim() != 3:
         raise UserError(f"images: rows of numbers, but this model was trained on images: {KINDS}")
     return to_shape(raw[None], size)[0]

@@ -10,7 +10,7 @@ import torch
 from torchvision.datasets.utils import download_url
 
 from pubsel.data.convert import Shape
-from pubsel.data.folders import unread
+from pubsel.data.images import unread
 from pubsel.data.splits import Listing, Unread, missing
 from pubsel.files import plain, reading
 from pubsel.messages import UserError

@@ -9,7 +9,7 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
 from pubsel.data.convert import Shape
-from pubsel.data.folders import unread
+from pubsel.data.images import unread
 from pubsel.data.splits import Listing, Unread, missing
 from pubsel.files import reading
 from pubsel.messages import UserError

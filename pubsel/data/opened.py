@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pubsel.data import overlap
+from pubsel.data.findings import Finding
 from pubsel.data.overlap import Digests
 from pubsel.data.splits import Files, Groups, Split, cat
 
@@ -27,6 +28,7 @@ class Source(NamedTuple):
     names: tuple[str, ...] = ()  # of its classes in order, if its files tell
     weights: str | None = None  # digest of the weights of the backbone whose features it has
     groups: Groups | None = None  # of the people, if they were asked for
+    findings: tuple[Finding, ...] = ()
 
     def lines(self) -> list[str]:
         """Return its description, line by line."""

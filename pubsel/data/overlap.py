@@ -6,6 +6,7 @@ that is to be expected of named sets, conf/dataset says `shares_images_with`."""
 
 import contextlib
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,15 +71,6 @@ def among(these: Digests, *those: Digests) -> NDArray[np.bool_]:
     return shared
 
 
-def repeated(these: Digests) -> NDArray[np.bool_]:
-    """Return which of n images are there more than once: bool [n]."""
-    twice = np.zeros(len(these.own), dtype=bool)
-    for values in these:
-        _, places, times = np.unique(values, return_inverse=True, return_counts=True)
-        twice |= times[places] > 1
-    return twice
-
-
 def by_content(these: Digests, share: float, seed: int) -> NDArray[np.bool_]:
     """Return about a share of n images, bool [n]: each is in or out by its own pixels and a seed, so equal ones are
     together."""
@@ -87,9 +79,14 @@ def by_content(these: Digests, share: float, seed: int) -> NDArray[np.bool_]:
     return np.array([int.from_bytes(value.digest()) < share * 2**64 for value in values], dtype=bool)
 
 
-def rows(these: Digests, which: NDArray[np.bool_] | slice) -> Digests:
+def rows(these: Digests, which: NDArray[np.bool_] | NDArray[np.int64] | slice) -> Digests:
     """Return the digests of some of the images."""
     return Digests(these.own[which], these.shaped[which])
+
+
+def joined(parts: Sequence[Digests]) -> Digests:
+    """Return the digests of several sets as those of one."""
+    return Digests(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def file_state(images: Path) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
+from pubsel.data.examples import people_of
 from pubsel.data.splits import (
     Images,
     Listed,
@@ -44,60 +45,30 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None, uni
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
     test = _split(path, "test", arrays["test_images"], arrays["test_labels"])
     _check_both(path, (train.x.shape[1:], test.x.shape[1:]), (train.y, test.y), classes, shape)
-    groups = numbered(*_people(path, unit, (len(train.y), len(test.y)))) if unit else None
-    return Parts(train, test, groups=groups)
+    if not unit:
+        return Parts(train, test)
+    people = _people(path, unit, ("train", "test"), (len(train.y), len(test.y)))
+    return Parts(train, test, groups=numbered(people[: len(train.y)], people[len(train.y) :]))
 
 
-def _people(path: Path, unit: str, counts: tuple[int, int]) -> tuple[list[str], list[str]]:
-    """Return the names of the people that the training and the test examples are of, by the arrays that `unit` names;
-    counts: of examples."""
+def _people(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) -> list[str]:
+    """Return the names of the people that the examples of all parts are of, by the arrays that `unit` names; counts: of
+    examples of each part."""
     # published files put the name of a part first or last
     with zipfile.ZipFile(path) as archive:
         has = {name.removesuffix(".npy") for name in archive.namelist()}
-    names = [f"train_{unit}", f"test_{unit}"]
-    if not has.issuperset(names) and has.issuperset(other := [f"{unit}_train", f"{unit}_test"]):
+    names = [f"{part}_{unit}" for part in parts]
+    if not has.issuperset(names) and has.issuperset(other := [f"{unit}_{part}" for part in parts]):
         names = other
 
     arrays = arrays_of(path, names)
     for name, n in zip(names, counts, strict=True):
         if arrays[name].shape != (n,) or arrays[name].dtype.kind not in "iuUS":
             raise UserError(f"{path}: {name} does not name the person of each image: store {n} integers or texts in it")
-    train, test = (arrays[name].astype(str).tolist() for name in names)
-    return train, test
+    return [str(person) for name in names for person in arrays[name].astype(str)]
 
 
-def listed_arrays(path: Path, unit: str | None = None) -> Listed:
-    """Return a user's npz, checked as in `read`, with no image read yet."""
-    # both parts are one listing, as of a folder, and the test part follows the training part
-    both = listing(path)
-    y = torch.cat([both.train.y, both.test.y])
-    streams = [array_stream(path, f"{part}_images") for part in ("train", "test")]
-    n = len(both.train.y)
-
-    def images() -> Images:
-        return Images(streams[0].shape, lambda i: (streams[i >= n].image(i - n * (i >= n)), None), any_order=False)
-
-    train, test = _people(path, unit, (n, len(y) - n)) if unit else ([], [])
-    return Listed(y, np.arange(len(y)) >= n, classes_from(y), (stamp(path),), images, people=(*train, *test))
-
-
-def classes_from(y: Tensor) -> int:
-    """Return the number of classes of labels [n], or of labels of labels [n, labels]."""
-    if y.dim() == 2:
-        return y.shape[1]
-    return int(y.max()) + 1 if len(y) else 0
-
-
-def size(path: Path) -> int:
-    """Return the bytes that the images of an npz take; 0 for a file that `read` cannot read."""
-    try:
-        with zipfile.ZipFile(plain(path)) as archive:
-            return sum(_claimed(path, archive, f"{part}_images") for part in ("train", "test"))
-    except (*CORRUPT, KeyError):
-        return 0
-
-
-def listing(path: Path, classes: int | None = None, shape: Shape | None = None) -> Listing:
+def listing(path: Path, classes: int, shape: Shape) -> Listing:
     """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than
     memory."""
     labels = arrays_of(path, ("train_labels", "test_labels"))
@@ -108,6 +79,39 @@ def listing(path: Path, classes: int | None = None, shape: Shape | None = None) 
     )
     _check_both(path, (streams[0].shape, streams[1].shape), (train.y, test.y), classes, shape)
     return Listing(train, test)
+
+
+def listed_arrays(path: Path, unit: str | None = None) -> Listed:
+    """Return a user's npz, checked as in `read`, with no image read yet. It may lack the test part: a fifth of its
+    units is drawn then."""
+    parts = ("train", "test") if "test_images" in image_arrays(path) else ("train",)
+    streams = [array_stream(path, f"{part}_images") for part in parts]
+    arrays = arrays_of(path, [f"{part}_labels" for part in parts])
+    labels = [
+        labels_from(_checked_labels(path, part, stream.n, arrays[f"{part}_labels"]))
+        for part, stream in zip(parts, streams, strict=True)
+    ]
+    _check_both(path, (streams[0].shape, streams[-1].shape), (labels[0], labels[-1]), None, None)
+
+    # both parts are one listing, as of a folder, and the test part follows the training part
+    y, n = torch.cat(labels), len(labels[0])
+    test = np.arange(len(y)) >= n if len(parts) == 2 else None
+
+    def images() -> Images:
+        return Images(streams[0].shape, lambda i: (streams[int(i >= n)].image(i - n * (i >= n)), None), any_order=False)
+
+    listed = Listed(y, test, classes_from(y), (stamp(path),), images)
+    if not unit:
+        return listed
+    people, findings = people_of(path.name, _people(path, unit, parts, [len(part) for part in labels]))
+    return listed._replace(people=people, findings=findings)
+
+
+def classes_from(y: Tensor) -> int:
+    """Return the number of classes of labels [n], or of labels of labels [n, labels]."""
+    if y.dim() == 2:
+        return y.shape[1]
+    return int(y.max()) + 1 if len(y) else 0
 
 
 class Stream(NamedTuple):
@@ -143,8 +147,8 @@ def array_stream(path: Path, array: str) -> Stream:
 
     # A header may claim any shape; the archive knows how many bytes there are.
     _check_images(path, array, shape, dtype)
-    if math.prod(shape) != has:
-        raise UserError(broken)
+    if (claimed := math.prod(shape)) != has:
+        raise UserError(f"{path}: {array} claims {claimed:.3g} bytes and has {has:.3g}: {BROKEN}")
     if fortran:
         raise UserError(f"{path}: {array} is in Fortran order: store it in C order")
     size = math.prod(shape[1:])

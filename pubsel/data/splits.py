@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pubsel.data.convert import Shape
+from pubsel.data.findings import Finding
 from pubsel.messages import UsageError, UserError
 
 SEEDS = 2**32  # that numpy's RandomState takes
@@ -71,8 +72,8 @@ class Images(NamedTuple):
 
     shape: Shape
     image: Callable[[int], tuple[Tensor, int | None]]  # image i, uint8 [*shape], and its digest as it was decoded
-    # (overlap.digest; None: that of the image as it is). UserError names a file that does not read.
-    notes: tuple[str, ...] = ()
+    # (overlap.digest; None: that of the image as it is). Unreadable for a damaged file.
+    findings: Callable[[], tuple[Finding, ...]] = tuple  # once all images were read
     any_order: bool = True  # whether they can be read in any order, several at a time
 
 
@@ -80,7 +81,7 @@ class Listed(NamedTuple):
     """The result of a reader of a user's data: n examples of both parts, with no image read yet."""
 
     y: Tensor  # as in Split
-    test: np.ndarray  # bool [n], the examples of the test part
+    test: np.ndarray | None  # bool [n], the examples of the test part; None: a fifth of the units is drawn
     classes: int
     files: tuple[str, ...]  # a stamp of each file: another one if it changes
     images: Callable[[], Images]
@@ -88,7 +89,8 @@ class Listed(NamedTuple):
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     shuffle: bool = False  # whether both parts are shuffled, or only one that is sorted by class
-    people: tuple[str, ...] = ()  # who each example is of, if that was asked for
+    people: np.ndarray | None = None  # int64 [n], who each example is of (examples.unit_of), if that was asked for
+    findings: tuple[Finding, ...] = ()
 
 
 Examples = TypeVar("Examples", Split, Unread)
@@ -97,8 +99,10 @@ Examples = TypeVar("Examples", Split, Unread)
 class Unreadable(UserError):
     """A file that is there but is no image, or a damaged one."""
 
-    def __init__(self, path: object, name: str, why: str = "not a readable image"):
-        super().__init__(f"{path}: {why}: remove it or replace it")
+    def __init__(
+        self, path: object, name: str, why: str = "not a readable image", remedy: str = "remove it or replace it"
+    ):
+        super().__init__(f"{path}: {why}: {remedy}")
         self.name = name  # of the file, without its folder
 
 
@@ -116,12 +120,12 @@ def missing(name: str, root: Path, why: str = "") -> Missing:
 
 
 def stamp(path: Path) -> str:
-    """Return what tells a file from another one, or from an earlier state of it: whole path, size and time. UserError
-    if it is absent."""
+    """Return what tells a file from another one, or from an earlier state of it: whole path, size and time, or that it
+    is absent."""
     try:
         stat = os.stat(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such image") from None
+        return f"{os.path.abspath(path)}\0absent"
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     return f"{os.path.abspath(path)}\0{stat.st_size}\0{stat.st_mtime_ns}"

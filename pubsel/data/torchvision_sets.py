@@ -12,6 +12,7 @@ import torchvision.datasets as sets
 
 from pubsel.data import folders
 from pubsel.data.convert import Shape
+from pubsel.data.images import fitted
 from pubsel.data.splits import Listing, Parts, Split, cat, from_arrays, missing
 from pubsel.files import plain
 from pubsel.messages import UserError, limit
@@ -87,9 +88,7 @@ def _svhn(root: Path, part: str, download: bool) -> Split:
 
 def _photographs(kind: str, root: Path, part: str, download: bool, shape: Shape) -> Split:
     """Return photographs of varying sizes at `shape`."""
-    data = getattr(sets, kind)(
-        root, split=part, download=download, transform=lambda image: folders.fitted(image, shape)
-    )
+    data = getattr(sets, kind)(root, split=part, download=download, transform=lambda image: fitted(image, shape))
 
     images = torch.empty((len(data), *shape), dtype=torch.uint8)
     labels = torch.empty(len(data), dtype=torch.int64)

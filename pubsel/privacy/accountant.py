@@ -432,10 +432,12 @@ def statement(
     }
 
 
-def neighbours(unit: str | None, kind: str = "training") -> str:
-    """Return the definition of neighbours for a record; kind: of the released examples, such as training."""
+def neighbours(unit: str | None, kind: str = "training", distinct: bool = False) -> str:
+    """Return the definition of neighbours for a record; kind: of the released examples, such as training.
+    distinct: an example is an image with all its copies."""
     if unit is None:
-        return f"one {kind} example is there, or counts as nothing; the number of {kind} examples is known"
+        copies = " (an image with all its copies)" if distinct else ""
+        return f"one {kind} example{copies} is there, or counts as nothing; the number of {kind} examples is known"
     return (
         f"one person with all their {kind} examples (those with one {unit}) is there, or counts as nothing; the "
         f"number of people and that of all {kind} examples are known"

@@ -163,8 +163,6 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
     if record["public"] is not None and _takes_from_private(record):
         part = "Training" if at(settings, "pair.take") == "train" else "Test"
         sentences.append(f"{part} examples of the private set that were declared public, and used as public data.")
-    if at(settings, "pair.overlap") == "drop":
-        sentences.append("Which public images were left out because they are also private.")
     if _published(settings["model"]):
         sentences.append("What the initial weights were trained on: pubsel treats weights that it is given as public.")
     if record["privacy"].get("noise_source") == "seeded" and record["privacy"].get("epsilon"):
@@ -196,8 +194,10 @@ def _same(name: str, private: str) -> bool:
 
 def _drawn(record: dict[str, Any], unit: str | None) -> bool:
     """Return whether the sides of examples are drawn from a list of them all, not decided for each by itself."""
-    # a draw from a list of all examples lets each of them move the side of others
+    # a draw from a list of all examples lets each of them move the side of others; a user's own are drawn one by one
     pair = record["settings"].get("pair") or {}
+    if is_path(record["private"]):
+        return False
     if pair.get("private_share", 1) < 1:
         return True
     if pair.get("take") == "train" and record["public"] is not None and _takes_from_private(record):

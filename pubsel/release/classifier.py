@@ -56,6 +56,7 @@ class Classifier(NamedTuple):
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     multi_label: bool
+    bits: int | None = None  # of a value in 16-bit images; None: 16
 
     @classmethod
     def of(cls, model: nn.Module, facts: Mapping[str, Any], data_root: str, device: torch.device) -> Self:
@@ -77,7 +78,8 @@ class Classifier(NamedTuple):
                     f"that the model was trained with ({weights}, not {facts['backbone']}): give checkpoint=FILE"
                 )
         several = bool(facts["multi_label"])
-        return cls(model.to(device).eval(), features, shape, tuple(facts["classes"]), several)
+        model = model.to(device).eval()
+        return cls(model, features, shape, tuple(facts["classes"]), several, facts.get("bits"))
 
     def probabilities(self, x: Tensor) -> NDArray[np.float64]:
         """Return the probability of each class, or of each label, [n, classes], for images x, uint8 [n, c, h, w], or
@@ -91,7 +93,8 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
 
     model: its settings; classes: their names, or numbers if they have none; multi_label; shape: of an image; mean, std:
     what a network on images subtracts, and divides by; backbone: the digest of the weights whose features it takes;
-    frozen: what is set of the map before a linear classifier; weights: a digest; example: the logits of `_example`.
+    frozen: what is set of the map before a linear classifier; weights: a digest; example: the logits of `_example`;
+    bits: of a value in 16-bit images, if their owner gave them.
     """
     frozen = getattr(whole, "frozen", None)
     mean, std = ([float(v) for v in getattr(whole, name, torch.empty(0)).flatten()] for name in ("mean", "std"))
@@ -110,7 +113,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
         "frozen": None if frozen is None else of_map,
         "weights": weights_digest(whole),
         "example": logits_of(whole, example_input(whole, {"shape": task.shape})),
-    }
+    } | ({"bits": task.bits} if task.bits else {})
 
 
 def keep_model(folder: Path, settings: Model, whole: nn.Module, task: Task) -> None:
@@ -215,6 +218,7 @@ def read_facts(file: Path) -> dict[str, Any]:
         "backbone": isinstance(facts["backbone"], str | None),
         "weights": isinstance(facts["weights"], str),
         "example": _are(facts["example"], float | int),
+        "bits": facts.get("bits") is None or (_are([facts["bits"]], int) and 8 <= facts["bits"] <= 16),
     }
     if wrong := next((key for key, fit in fits.items() if not fit), None):
         raise UserError(f"{file}: {wrong} has a value that no model has: bring it back")

@@ -19,7 +19,7 @@ LONGEST = 255  # bytes of a folder's name, on most file systems
 
 def is_path(name: str) -> bool:
     """Return whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
-    return os.sep in name or name.endswith((".npz", ".csv"))
+    return os.sep in name or name.lower().endswith((".npz", ".csv", ".tsv", ".parquet"))
 
 
 def same_path(first: str, second: str) -> bool:

@@ -39,7 +39,10 @@ Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 Take = Enum("Take", ["test", "train"])
 
 
-Overlap = Enum("Overlap", ["refuse", "drop", "leave"])
+Overlap = Enum("Overlap", ["refuse", "leave"])
+
+
+Fold = Enum("Fold", ["apart", "fold"])
 
 
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
@@ -66,6 +69,42 @@ AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
 ABOUT_LIKE = "file or name of a record: start from its settings; what else the command line gives replaces them"
+
+
+@dataclass
+class Read:
+    """How the files of a user's own data are read."""
+
+    accept: list[str] | None = setting(
+        "findings that are no reason to stop, such as [conflict]; see the list of findings in the docs", default=None
+    )
+    skip: bool = setting("leave out files that cannot be read, instead of naming them all and stopping", default=False)
+    labels: Fold = setting(
+        "apart: labels that differ in case, blanks or zeros alone are an error; fold: they are one class",
+        default=Fold.apart,
+    )
+    size: int | None = setting(
+        "side of the square that images of several sizes are brought to, in pixels; null: the size that nine tenths "
+        "have, or that a backbone takes",
+        at_least=1,
+        at_most=16384,
+        default=None,
+    )
+    channels: int | None = setting(
+        "1: grey; 3: colour; null: grey if nine tenths of the images are", at_least=1, at_most=3, default=None
+    )
+    bits: int | None = setting(
+        "bits of a value in 16-bit images, such as 12; null: 16", at_least=8, at_most=16, default=None
+    )
+    path: str | None = setting("column of a table with the image files; null: by its name", default=None)
+    label: str | None = setting("column of a table with the labels; null: by its name", default=None)
+    split: str | None = setting(
+        "column of a table with train or test; null: by its name; none: no column", default=None
+    )
+
+    def __post_init__(self) -> None:
+        if self.channels == 2:
+            raise UsageError("channels=2: take 1 (grey) or 3 (colour)")
 
 
 @dataclass
@@ -124,11 +163,11 @@ class Pair:
         "named set (lesion of ham10000, patient of chestxray14 and chexpert)",
         default=None,
     )
-    overlap: Overlap = setting(
-        "refuse: fail if an image is both private and public, or both a training and a test image; drop: remove such "
-        "images from the public or test side (epsilon does not cover which images were removed); leave: such images "
-        "leave the private training data, and equal images are held out together (epsilon covers this)",
-        default=Overlap.refuse,
+    overlap: Overlap | None = setting(
+        "refuse: fail if an image is both private and public, or both a training and a test image; leave: such images "
+        "leave the private training data, and equal images are held out together; null: refuse for a set of "
+        "conf/dataset, leave for your own data",
+        default=None,
     )
     metric: Metric | None = setting(
         "how the model is measured: accuracy; balanced_accuracy, the mean over classes of the share of their test "
@@ -137,6 +176,8 @@ class Pair:
         "conf/dataset says; of your own data accuracy, or auc if an image has several labels",
         default=None,
     )
+
+    read: Read = field(default_factory=Read)
 
     def __post_init__(self) -> None:
         self.public = one_or_combined("pair.public", self.public)
@@ -438,11 +479,12 @@ class RankConfig(Common):
         default=False,
     )
     weak: bool = setting("allow a distance.delta above 1/n; the guarantee is then called weak", default=False)
-    overlap: Overlap = setting(
-        "refuse: fail if an image is both private and public, or in two combined sets; drop: remove such images from "
-        "the public side",
-        default=Overlap.refuse,
+    overlap: Overlap | None = setting(
+        "refuse: fail if an image is both private and public, or in two combined sets; leave: say so; null: refuse "
+        "for a set of conf/dataset, leave for your own data",
+        default=None,
     )
+    read: Read = field(default_factory=Read)
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)
@@ -472,7 +514,7 @@ class AttackConfig(Common):
 
 
 @dataclass
-class FitConfig(Common):
+class FitConfig(Common, Read):
     """`pubsel fit`."""
 
     private: str = setting("your images: a folder, a CSV of paths and labels, an npz, or a name in conf/dataset")
@@ -503,6 +545,7 @@ class FitConfig(Common):
     dry: bool = setting("print the plan only", neutral=True)
 
     def __post_init__(self) -> None:
+        Read.__post_init__(self)
         if self.public is not None:
             self.public = candidates_of("public", self.public)
         if self.pool is not None:
@@ -611,13 +654,14 @@ class RunsConfig:
 
 
 @dataclass
-class DataConfig:
-    """`pubsel data`."""
+class DataConfig(Read):
+    """`pubsel data`. The keys of `Read` are for check."""
 
     action: str = setting("list, prepare, check or forget")
     name: str | None = setting("prepare: the dataset; check: the dataset, or a path; forget: a path")
     data_root: str = setting("folder with the data", neutral=True)
     keep: bool = setting("check: keep your own images decoded, as a run does", neutral=True)
+    unit: str | None = setting("check: who is protected: pair.unit of pubsel run", default=None)
     debug: bool = setting("show the traceback of an error", neutral=True)
 
 

@@ -405,9 +405,8 @@ def _lacking(trained: list[Record], safe: bool) -> tuple[dict[str, Any], list[st
             changes["privacy.accounting"] = "prv"
             reasons.append("an accounting that is sound")
 
-    # Dropped images are not covered by a guarantee.
     pair = trained[0]["settings"].get("pair") or {}
-    measurable = pair.get("overlap") != "drop" and trained[0]["label"] != "fit"
+    measurable = trained[0]["label"] != "fit"
     if measurable and not any(record.get("quality") for record in trained):
         changes |= {"privacy.measure": True, "privacy.secure_noise": True}
         changes["pair.validation"] = pair.get("validation") or 0.1

@@ -1,0 +1,361 @@
+"""The table of examples: who is who, on which side each is, and why.
+
+Each rule is a function from a table to a table, and returns what it has to say as findings. They run in one order:
+
+    copies -> one side -> public -> apart -> held out
+
+**Stable under one unit.** A user's own data are no fixed list of known length: a person more or less may not move
+anybody else to another side, or a release would tell of more people than the one that the accountant knows of. So the
+side of a unit is drawn from a keyed hash of the unit itself (`drawn`), and each rule decides about an example by its
+own unit, by public data and by nothing else. Published sets (conf/dataset) keep their published order, and parts that
+are drawn from a permutation of it: their number is fixed and known.
+
+The unit is a person (`pair.unit`), or the content of an image: all copies of it are one unit, whatever their files are
+called.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, shown
+from pubsel.data.overlap import Digests, among, by_content, joined, rows
+from pubsel.data.splits import SEED, SEEDS, Split, in_a_row
+from pubsel.messages import UsageError
+from pubsel.settings.keys import Overlap
+
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+NOT_KNOWN = {"", "nan", "none", "null", "na", "n/a", "unknown", "-", "?"}  # folded names of nobody
+INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))  # soft hyphens, zero-width characters
+QUOTES = "\"'`\u2018\u2019\u201c\u201d\u00ab\u00bb"
+FEW = 5  # training images of a class
+LARGE = 0.1  # share of all examples above which one person is doubtful
+USUAL = 3  # times the mean number of examples of a person, below which nobody is
+
+
+class Role(IntEnum):
+    """The side of an example."""
+
+    private = 0
+    held_out = 1
+    test = 2
+    public = 3
+    left_out = 4
+
+
+class Table(NamedTuple):
+    """The examples of the private set, those of its training part first; all [n]."""
+
+    name: str
+    test: Bools  # in the test part
+    y: Tensor
+    content: Digests
+    unit: Ints  # the person, or the content
+    role: NDArray[np.int8]
+    people: bool  # the unit is a person
+    published: bool  # the set is one of conf/dataset
+    examples: tuple[Sequence[str], Sequence[str]] | None = None  # file names of both parts
+
+    def has(self, role: Role) -> Bools:
+        """Return which examples have a role, bool [n]."""
+        return self.role == role
+
+    def move(self, which: Bools, role: Role) -> "Table":
+        """Return the table with another role for some examples, bool [n]."""
+        return self._replace(role=np.where(which, role, self.role).astype(np.int8))
+
+    def first(self, which: Bools) -> str:
+        """Return the first of some examples as people find it: its file, or its number in its part."""
+        place = int(which.argmax())
+        part = int(self.test[place])
+        place -= part * int((~self.test).sum())
+        return self.examples[part][place] if self.examples else f"number {place}"
+
+
+def table_of(
+    name: str,
+    y: Sequence[Tensor],
+    content: Sequence[Digests],
+    people: Sequence[Tensor] | None,
+    published: bool,
+    examples: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> Table:
+    """Return the table of a set. y, content, people: of its training and its test part; people None: the unit is an
+    example with its copies."""
+    both = joined(content)
+    test = np.arange(len(both.own)) >= len(y[0])
+    unit = both.shaped if people is None else torch.cat(list(people)).numpy()
+    role = np.where(test, Role.test, Role.private).astype(np.int8)
+    return Table(name, test, torch.cat(list(y)), both, unit, role, people is not None, published, examples)
+
+
+# Units
+
+
+def folded(key: str) -> str:
+    """Return a name as people compare it: without quotes, invisible characters and blanks around it, in one Unicode
+    form and one case; numbers without leading zeros and `.0`."""
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", key).translate(INVISIBLE).casefold())
+    text = " ".join(text.split()).strip(QUOTES + " ")
+    number = re.fullmatch(r"\+?(-?)0*(\d+)(\.0*)?", text, re.ASCII)
+    return number[1] + number[2] if number else text
+
+
+def unit_of(key: str) -> int:
+    """Return 64 bits, signed, of a folded name, which do not depend on any other name."""
+    value = hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8, person=b"unit")
+    return int.from_bytes(value.digest(), signed=True)
+
+
+def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]]:
+    """Return the person of each of n examples, int64 [n], and what is doubtful about their names. what: the set."""
+    names = {key: folded(key) for key in set(keys)}
+    findings = []
+    unknown = [key for key in keys if names[key] in NOT_KNOWN]
+    if unknown:
+        text = f"{what}: {len(unknown)} of {len(keys)} examples name nobody ({shown(map(repr, unknown))})"
+        findings.append(Finding("nobody", ERROR, text, "say who they are of, or leave them out"))
+
+    spelt = dict[str, list[str]]()
+    for key in sorted(names):
+        spelt.setdefault(names[key], []).append(key)
+    several = [f"{ways[0]!r} and {ways[1]!r}" for ways in spelt.values() if len(ways) > 1]
+    if several:
+        text = f"{what}: {len(several)} people are written in several ways and are one each, such as {shown(several)}"
+        findings.append(Finding("spellings", WARNING, text))
+
+    sizes, n = Counter(names[key] for key in keys), len(keys)
+    large = [f"{name} has {size}" for name, size in sizes.items() if size > max(LARGE * n, USUAL * n / len(sizes))]
+    if large:
+        text = f"{what}: more than a tenth of its {n} examples are of one person: {shown(large)}"
+        findings.append(Finding("large", WARNING, text, "if that is no person, leave these out"))
+    return np.array([unit_of(names[key]) for key in keys], dtype=np.int64), tuple(findings)
+
+
+def drawn(unit: Ints, share: float, purpose: str, seed: int = 0) -> Bools:
+    """Return which of n units are drawn for a purpose, about a share of them: bool [n]. The unit's own number, the
+    purpose and the seed decide: no other unit moves it, and draws for two purposes are independent."""
+    salt = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=hashlib.blake2b.SALT_SIZE).digest()
+    each, places = np.unique(unit, return_inverse=True)
+    values = (hashlib.blake2b(int(value).to_bytes(8, signed=True), digest_size=8, salt=salt) for value in each)
+    chosen = np.array([int.from_bytes(value.digest()) < share * 2**64 for value in values], dtype=bool)
+    return chosen[places]
+
+
+# Rules
+
+
+def without_copies(table: Table) -> tuple[Table, tuple[Finding, ...]]:
+    """Return the table of a user's own set with each different image once for each unit, and findings.
+
+    Images with equal content and equal label are one example of their unit, whichever copy stays. Without people, an
+    image with several labels is left out: nobody can say which one is right, and the decision is by its own unit alone.
+    """
+    if table.published:
+        return table, ()
+
+    # rows of one unit with equal content and label, in one part, are copies of each other
+    frame = pd.DataFrame({"unit": table.unit, "content": table.content.shaped, "test": table.test})
+    frame["label"] = np.unique(table.y.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+    copies = frame.duplicated().to_numpy()
+    findings = []
+    if copies.any():
+        n, different = len(copies), frame["content"].nunique()
+        text = f"{table.name}: {n} images are {different} different ones: copies are not counted again"
+        findings.append(Finding("copies", WARNING, f"{text}, the first {table.first(copies)}"))
+    table = table.move(copies, Role.left_out)
+
+    if not table.people:
+        several = frame.groupby("content")["label"].transform("nunique").to_numpy() > 1
+        if several.any():
+            text = f"{table.name}: {int(several.sum())} images have copies with other labels"
+            text += f", the first {table.first(several)}"
+            findings.append(Finding("conflict", ERROR, text, "give each one label, or leave them out"))
+        table = table.move(several, Role.left_out)
+    return table, tuple(findings)
+
+
+def one_side(table: Table, how: Overlap) -> tuple[Table, tuple[Finding, ...]]:
+    """Return the table with no unit in both its training and its test part, and findings: how=leave: its training
+    examples leave. UsageError otherwise, but for the images of a published set, whose parts stay as they are.
+
+    With people, an image that two people have stays with both: what one has may not decide about another.
+    """
+    train, test = table.has(Role.private), table.has(Role.test)
+    if table.people:
+        on_both = np.isin(table.unit, table.unit[train]) & test
+        again = np.isin(table.unit, table.unit[test]) & train
+        whose, what = "people with training images", "pair.unit: "
+    else:
+        on_both = test.copy()
+        on_both[test] = among(rows(table.content, test), rows(table.content, train))
+        again = train.copy()
+        again[train] = among(rows(table.content, train), rows(table.content, test))
+        whose, what = "training images too", ""
+
+    count, n = int(on_both.sum()), int(test.sum())
+    if not count:
+        return table, ()
+    of_people = "of " * table.people
+    if how == Overlap.leave:
+        why = "of people with test images" if table.people else "that are test images too"
+        text = f"{table.name}: {int(again.sum())} training images {why} left the private data"
+        return table.move(again, Role.left_out), (Finding("both_sides", WARNING, text),)
+    if table.published and not table.people:  # a published set stays what others report on
+        text = f"{table.name}: {count} of {n} test images are training images too, as it was published"
+        return table, (Finding("both_sides", NOTE, text),)
+    raise UsageError(
+        f"{what}pair.private={table.name}: {count} of its {n} test images are {of_people}{whose}, the first "
+        f"{table.first(on_both)}: give another split, or set pair.overlap=leave"
+    )
+
+
+def apart(table: Table, public: Digests, how: Overlap) -> tuple[Table, tuple[Finding, ...]]:
+    """Return the table with no example that is public too, and findings: how=leave: such examples leave the private
+    data and the test set. Public data decide this image by image, so nobody moves anybody else."""
+    stays = table.has(Role.private) | table.has(Role.test)
+    twice = stays.copy()
+    twice[stays] = among(rows(table.content, stays), public)
+    if how != Overlap.leave or not twice.any():
+        return table, ()
+    of_test = int((twice & table.test).sum())
+    counts = f"{int(twice.sum()) - of_test} training and {of_test} test images"
+    text = f"{table.name}: {counts} that are public too are left out"
+    return table.move(twice, Role.left_out), (Finding("public_too", WARNING, text),)
+
+
+def as_classes(table: Table, classes: int, names: Sequence[str]) -> tuple[Finding, ...]:
+    """Return findings on the private data as something to learn: one example or class alone, and rare classes or
+    labels."""
+    train = torch.from_numpy(table.has(Role.private))
+    findings = []
+    if len(table.role) < 2:
+        findings.append(Finding("one", ERROR, f"{table.name}: one image only"))
+    if classes < 2:
+        text = f"{table.name}: one class only: it can serve as public data, not as private"
+        findings.append(Finding("one", ERROR, text))
+    several = table.y.dim() == 2
+    counts = table.y[train].sum(0).int() if several else table.y[train].bincount(minlength=classes)
+    few = [f"{names[i] if names else i} has {count}" for i, count in enumerate(counts.tolist()) if count < FEW]
+    if few and classes > 1:
+        what = "labels" if several else "classes"
+        findings.append(
+            Finding("few", WARNING, f"{table.name}: {what} with fewer than {FEW} training images: {shown(few, FEW)}")
+        )
+    return tuple(findings)
+
+
+def take_public(table: Table, public: Bools, how: Overlap) -> tuple[Table, tuple[Finding, ...]]:
+    """Return the table with some of its examples public, bool [n], and findings: nobody who has one of them, and no
+    copy of one, stays in its part. UsageError if that leaves none there."""
+    part = table.test if table.test[public].any() else ~table.test
+    word, key = ("test", "pair.m") if table.test[public].any() else ("training", "pair.public_share")
+    rest = part & (table.role != Role.left_out) & ~public
+    findings = []
+
+    if table.people:
+        theirs = rest & np.isin(table.unit, table.unit[public])
+        text = f"{table.name}: {int(theirs.sum())} other {word} images of people with public ones are left out"
+        findings.append(Finding("public_too", NOTE, text))
+        table, rest = table.move(theirs, Role.left_out), rest & ~theirs
+    table = table.move(public, Role.public)
+    if not rest.any():
+        raise UsageError(f"{key}: no {word} images of {table.name} would remain: take fewer public ones")
+
+    # a copy of a public example may have been trained on
+    twice = rest.copy()
+    twice[rest] = among(rows(table.content, rest), rows(table.content, public))
+    if twice.any():
+        text = f"{table.name}: {int(twice.sum())} other {word} images are equal to public ones"
+        if table.people and not table.published:  # what one has may not decide about another
+            text += ", as images of other people"
+        elif how == Overlap.leave and twice.sum() < rest.sum():
+            table, text = table.move(twice, Role.left_out), f"{text} and are left out"
+        elif not table.published:
+            raise UsageError(f"{key}: {text}: set pair.overlap=leave")
+        findings.append(Finding("public_too", NOTE, text))
+    return table, tuple(findings)
+
+
+def hold_out(
+    table: Table, private_share: float, validation: float, seed: int, how: Overlap
+) -> tuple[Table, tuple[Finding, ...]]:
+    """Return the table with a share of the private units in use, and of these a share held out for validation.
+
+    A user's units are drawn one by one (`drawn`); those of a published set from a permutation of all, in which equal
+    images are held out together with how=leave. UsageError if either side would be empty.
+    """
+    here = np.flatnonzero(table.has(Role.private))
+    if not len(here):
+        raise UsageError(f"pair.private={table.name}: no private images remain: they are public or test images too")
+    if table.published:
+        used, held = _of_published(table, here, private_share, validation, seed, how)
+    else:
+        used = drawn(table.unit[here], private_share, "private", seed)
+        held = used & drawn(table.unit[here], validation, "held out", seed)
+
+    what = "people" if table.people else "examples"
+    if not (used & ~held).any() or (validation and not held.any()):
+        raise UsageError(
+            f"pair.validation={validation}: {int(held.sum())} of {int(used.sum())} private examples would be held out; "
+            f"on one side are no {what}: take another share"
+        )
+    role = table.role.copy()
+    role[here[~used]], role[here[held]] = Role.left_out, Role.held_out
+    table = table._replace(role=role)
+
+    # an image of two people, or of a published set, may be on both sides
+    out = rows(table.content, table.has(Role.held_out))
+    twice = int(among(out, rows(table.content, table.has(Role.private))).sum())
+    if not twice:
+        return table, ()
+    text = f"{table.name}: {twice} of {len(out.own)} examples held out for validation are trained on too"
+    if how == Overlap.refuse and not table.published:
+        raise UsageError(f"pair.validation={validation}: {text}: set pair.overlap=leave")
+    text += ", as images of other people" if table.people else ", as it was published"
+    return table, (Finding("shared", NOTE, text),)
+
+
+def side(split: Split, which: Bools, people: Tensor | None = None) -> tuple[Split, Tensor | None]:
+    """Return the chosen examples of a split, bool [n], and how many each person has, [people], if people [n] are given:
+    the examples of a person are in a row then. All of it, in its order, is the split itself."""
+    if people is not None:
+        places, sizes = in_a_row(people, torch.from_numpy(np.flatnonzero(which)))
+        return Split(split.x[places], split.y[places]), sizes
+    if which.all():
+        return split, None
+    places = torch.from_numpy(np.flatnonzero(which))
+    return Split(split.x[places], split.y[places]), None
+
+
+def _of_published(
+    table: Table, here: Ints, private_share: float, validation: float, seed: int, how: Overlap
+) -> tuple[Bools, Bools]:
+    """Return which private examples of a published set, at the places `here`, are used, and which of these are held
+    out."""
+    members, several = np.arange(len(here)), len(here)
+    if table.people:
+        # numbered with those who left: whom one public set takes away may not move the others
+        everyone = table.unit[~table.test] if how == Overlap.leave else table.unit[here]
+        names = np.unique(everyone)
+        members, several = np.searchsorted(names, table.unit[here]), len(names)
+
+    # another seed than any of `splits.shuffled` and `draw_indices`, so that the share is independent of both
+    order = np.random.RandomState((SEED + 2 * seed + 1) % SEEDS).permutation(several)
+    used = order[: max(1, round(private_share * several))]
+    held = used[: round(validation * len(used))]
+    if how == Overlap.leave and not table.people:
+        held = used[by_content(rows(table.content, here), validation, seed)[used]]
+    return np.isin(members, used), np.isin(members, held)

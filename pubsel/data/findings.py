@@ -1,0 +1,85 @@
+"""Findings: what is wrong with data, or may be, as it is counted once and printed by every command.
+
+An error stops a command before it spends anything; `accept=[NAME,...]` goes on all the same. A warning is printed, a
+note is in the record alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from pubsel.messages import UserError, say
+
+NOTE, WARNING, ERROR = "note", "warning", "error"
+EXAMPLES = 2  # that a finding shows
+
+# The names by which findings are accepted, in the order of the reference.
+NAMES = {
+    "unreadable": "files that are no images, or damaged ones; skip=true leaves them out",
+    "class_lost": "a class folder without an image that can be read: its class would be missing",
+    "not_read": "files and folders next to the images that are not read",
+    "hidden": "hidden folders, such as .ipynb_checkpoints, which are no classes",
+    "nobody": "examples whose person is not named: nan, unknown, - or nothing",
+    "spellings": "people who are written in several ways, such as `P7` and `p7 `: each is one person",
+    "large": "one person with more than a tenth of all examples",
+    "labels": "labels that differ in case, blanks or zeros only; labels=fold makes them one",
+    "unlabelled": "examples whose label is not known (nothing, nan, -1), which are left out",
+    "conflict": "one image with several labels, which is left out",
+    "copies": "copies of an image, which are one example",
+    "both_sides": "images, or people, in the training and in the test part, which leave the training part",
+    "public_too": "private images that are public too, which leave the private data",
+    "shared": "images that several people have",
+    "sizes": "images of other sizes than most",
+    "colour": "grey images among colour ones, or the reverse",
+    "frames": "files with several pages or frames, of which the first is read",
+    "bits": "16-bit images that use a sixteenth of the range or less; bits=12 uses all of it",
+    "black": "images of one single value",
+    "one": "one image or one class only, of which nothing can be learned",
+    "few": "classes, or labels, with few training images",
+    "split": "a column that may be the split",
+    "columns": "columns of a table that are not used",
+}
+
+
+class Finding(NamedTuple):
+    """One rule's finding. name: in NAMES; text: with a count and examples; remedy: what helps, if anything does."""
+
+    name: str
+    severity: str
+    text: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        """Return it as it is printed."""
+        return f"{self.text}: {self.remedy}" if self.remedy else self.text
+
+
+def shown(items: Iterable[object], count: int = EXAMPLES) -> str:
+    """Return the first few different items, as a message shows them."""
+    different = list(dict.fromkeys(map(str, items)))
+    return ", ".join(different[:count]) + (", ..." if len(different) > count else "")
+
+
+def errors(findings: Sequence[Finding], accept: Sequence[str]) -> list[Finding]:
+    """Return the errors that are not accepted."""
+    return [finding for finding in findings if finding.severity == ERROR and finding.name not in accept]
+
+
+def settle(findings: Sequence[Finding], accept: Sequence[str]) -> None:
+    """Print the warnings, each once in a process, and the errors that are accepted. UserError with all others."""
+    for finding in findings:
+        if finding.severity != NOTE and (finding.severity == WARNING or finding.name in accept):
+            if finding not in _PRINTED:
+                say(f"warning: {finding.line()}")
+            _PRINTED.add(finding)
+
+    if wrong := errors(findings, accept):
+        raise UserError(refusal(wrong))
+
+
+def refusal(wrong: Sequence[Finding]) -> str:
+    """Return the line that says why a command stops, and how it goes on."""
+    names = ",".join(dict.fromkeys(finding.name for finding in wrong))
+    return f"{'; '.join(finding.line() for finding in wrong)}; or go on with accept=[{names}]"
+
+
+_PRINTED: set[Finding] = set()  # the cells of a sweep read the same data

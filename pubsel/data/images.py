@@ -1,0 +1,312 @@
+"""Image files as arrays: read upright, with transparency laid on white, at one size and in grey or colour for all.
+
+A user's files are read by these rules; those of a named set as they always were (`read_images`, `unread`), since their
+records rest on it.
+"""
+
+import struct
+import threading
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from PIL.Image import DecompressionBombError
+from torch import Tensor
+
+from pubsel.data.convert import Shape, describe, to_shape
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding
+from pubsel.data.overlap import of_pixels
+from pubsel.data.splits import Images, Unread, Unreadable
+from pubsel.files import plain
+from pubsel.messages import UsageError, UserError, limit
+from pubsel.settings.keys import Read
+
+DICOM = {".dcm", ".dicom"}
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", *DICOM}
+MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many
+SIXTEEN = {"I;16", "I;16L", "I;16B", "I;16N"}  # grey, 16 bits
+GREY = {"1", "L", "LA", *SIXTEEN}
+SEVERAL = {"GIF", "TIFF", "WEBP"}  # formats that may have several pages or frames
+CORRUPT = (OSError, SyntaxError, ValueError, EOFError, DecompressionBombError, struct.error, zlib.error, BadZipFile)
+MOST = 0.9  # share of the images that decides size and colour of all
+SIDES = (32, 64, 128, 256)  # of images of several sizes, before a backbone scales them
+NARROW = 2**12  # values of 16-bit images that span less are probably of fewer bits
+ORIENTATION = 0x0112  # of EXIF
+
+
+class Head(NamedTuple):
+    """What the beginning of an image file tells."""
+
+    size: tuple[int, int]  # height and width, upright
+    grey: bool
+    frames: int
+
+
+def head_of(path: Path) -> Head:
+    """Return the head of an image file. Unreadable for a file that is absent or no image, UserError for more than 16
+    bits per channel."""
+    with _image(path) as image:
+        check_bits(image.mode, path)
+        height, width = image.height, image.width
+        # a PNG would be decoded by the search for its EXIF
+        exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
+        if exif.get(ORIENTATION, 1) > 4:
+            height, width = width, height
+        return Head((height, width), _is_grey(image), getattr(image, "n_frames", 1) if image.format in SEVERAL else 1)
+
+
+def _is_grey(image: Image.Image) -> bool:
+    """Return whether an image has no colour; with a palette or transparency, whether its channels are equal."""
+    if image.mode in ("P", "PA") and (palette := image.getpalette()):
+        colours = np.asarray(palette).reshape(-1, 3)
+        return bool((colours == colours[:, :1]).all())
+    if image.mode == "RGBA":
+        pixels = np.asarray(image)
+        return bool((pixels[..., :3] == pixels[..., :1]).all())
+    return image.mode in GREY
+
+
+def alike(source: Path, paths: Sequence[Path], read: Read, pixels: bool) -> Images:
+    """Return a user's images at one size, grey or in colour: as nine tenths of them are, unless `read` says otherwise.
+
+    Without one size, the side of all is the smallest of SIDES that nine tenths of the short sides do not exceed: a
+    backbone scales them again. pixels: a network is trained on the images themselves; UsageError then, since their size
+    is a decision. Size and colour are treated as public.
+    """
+    # a header tells size and colour; what cannot be read is counted when it is
+    heads = [head for head in map(_head, paths) if head is not None]
+    if not heads:
+        raise UserError(f"{source}: none of its {len(paths)} images can be read, the first {paths[0]}")
+    grey = sum(head.grey for head in heads)
+    channels = read.channels or (1 if grey >= MOST * len(heads) else 3)
+    sizes = Counter(head.size for head in heads)
+    size = _size(source, sizes, read, pixels)
+    shape = (channels, *size)
+    findings = [*_of_heads(source, heads, shape)]
+
+    # Each image is hashed as it was decoded: the same image may be there at another size.
+    values, lock = list[tuple[int, int]](), threading.Lock()
+
+    def image(i: int) -> tuple[Tensor, int | None]:
+        decoded, spans = upright(paths[i], read.bits)
+        if spans:
+            with lock:
+                values.append(spans)
+        before = decoded.transpose(2, 0, 1)  # [1 or 3, height, width]
+        x = to_shape(torch.from_numpy(np.ascontiguousarray(before))[None], shape)[0]
+        return x, of_pixels(before) if before.shape != shape else None
+
+    def of_values() -> tuple[Finding, ...]:
+        narrow = sum(high - low < NARROW for low, high in values)
+        if read.bits is not None or narrow < MOST * len(values) or not values:
+            return tuple(findings)
+        bits = max(high for _, high in values).bit_length()
+        text = f"{source.name}: {narrow} of {len(values)} 16-bit images use less than a sixteenth of the range"
+        return (*findings, Finding("bits", ERROR, text, f"set bits={max(bits, 8)}, as many as their values have"))
+
+    return Images(shape, image, of_values)
+
+
+def _head(path: Path) -> Head | None:
+    try:
+        return head_of(path)
+    except Unreadable:
+        return None
+
+
+def _size(source: Path, sizes: Counter[tuple[int, int]], read: Read, pixels: bool) -> tuple[int, int]:
+    """Return the height and width of all images."""
+    if read.size is not None:
+        return read.size, read.size
+    (usual, count), n = sizes.most_common(1)[0], sizes.total()
+    if count >= MOST * n:
+        return usual
+    if pixels:
+        raise UsageError(
+            f"{source}: its images have {len(sizes)} sizes, and {count} of {n} are {usual[0]}x{usual[1]}: set "
+            "size=SIDE, such as 32, or take a model with a backbone"
+        )
+    short = sorted(min(size) for size in sizes.elements())
+    enough = short[int(np.ceil(MOST * n)) - 1]
+    side = next((side for side in SIDES if side >= enough), SIDES[-1])
+    return side, side
+
+
+def _of_heads(source: Path, heads: Sequence[Head], shape: Shape) -> Iterable[Finding]:
+    """Yield the findings on sizes, colour and frames."""
+    sizes, n = Counter(head.size for head in heads), len(heads)
+    other = n - sizes[shape[1:]]
+    if other:
+        text = f"{source.name}: {other} of {n} images of {len(sizes)} sizes brought to {describe(shape)}"
+        yield Finding("sizes", NOTE if other == n else WARNING, f"{text}, scaled to cover and cut at the centre")
+    grey = sum(head.grey for head in heads)
+    if 0 < grey < n:
+        read = "grey" if shape[0] == 1 else "colour"
+        yield Finding(
+            "colour", WARNING, f"{source.name}: {grey} images are grey and {n - grey} in colour: read in {read}"
+        )
+    if several := sum(head.frames > 1 for head in heads):
+        text = f"{source.name}: {several} files have several pages or frames, of which the first is read"
+        yield Finding("frames", WARNING, text)
+
+
+def upright(path: Path, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
+    """Return a user's image file as uint8 [height, width, 1 or 3], upright and on white, and of 16-bit values the
+    lowest and the highest. bits: of such a value; None: 16. Unreadable if it is absent or no image."""
+    with _image(path) as image:
+        check_bits(image.mode, path)
+        return pixels_of(image, bits)
+
+
+def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
+    """Return an image as `upright` does."""
+    image = ImageOps.exif_transpose(image)
+    spans = None
+    if image.mode in SIXTEEN:
+        values = np.asarray(image)
+        spans = int(values.min()), int(values.max())
+        image = eight_bits(image, bits)
+
+    # what shows through is white
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(ground, image).convert("RGB")
+        pixels = np.asarray(image)
+        grey = bool((pixels == pixels[..., :1]).all())
+    else:
+        grey = _is_grey(image)
+    decoded = np.array(image.convert("L" if grey else "RGB"))
+    return decoded.reshape(*decoded.shape[:2], -1), spans
+
+
+def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
+    """Return image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that
+    is absent or no image."""
+    files = list(paths)
+    images = torch.empty((len(files), *shape), dtype=torch.uint8)
+    for i, path in enumerate(files):
+        images[i] = _read_image(path, shape)
+    return images
+
+
+def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape, groups: Sequence[str] = ()) -> Unread:
+    """Return image files with their labels and people, as in `read_images`, each read only when it is asked for."""
+    names = tuple("/".join(str(path).split("/")[-2:]) for path in paths)
+    return Unread(lambda i: _read_image(paths[i], shape), y, names, tuple(groups))
+
+
+def eight_bits(image: Image.Image, bits: int | None = None) -> Image.Image:
+    """Return an image with 8 bits per channel: of 16, the full range 0 to 65535 becomes 0 to 255, rounded; with `bits`,
+    the range that these have."""
+    if image.mode not in SIXTEEN:
+        return image
+    values = np.asarray(image).astype(np.uint32)
+    if bits is None:
+        return Image.fromarray(((values + 128) // 257).astype(np.uint8))  # 257 is odd: no value lies between two
+    most = 2**bits - 1
+    return Image.fromarray(((values.clip(0, most) * 255 + most // 2) // most).astype(np.uint8))
+
+
+def fitted(image: Image.Image, shape: Shape) -> Tensor:
+    """Return one image as uint8 `shape`: Pillow's conversion to grey is the ITU-R 601 luma."""
+    image = eight_bits(image)
+    pixels = np.array(image.convert("L" if shape[0] == 1 else "RGB"))  # [h, w] or [h, w, 3]
+    x = torch.from_numpy(pixels).reshape(*pixels.shape[:2], shape[0]).permute(2, 0, 1)
+    return to_shape(x[None], shape)[0]
+
+
+def mode_and_size(path: Path) -> tuple[str, tuple[int, int]]:
+    """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
+    and for more than 16 bits per channel."""
+    with _image(path) as image:
+        check_bits(image.mode, path)
+        return image.mode, (image.height, image.width)
+
+
+def check_bits(mode: str, what: object) -> None:
+    """Raise UserError, naming `what`, for Pillow's modes of more than 16 bits per channel."""
+    if mode.startswith(("I", "F")) and mode not in SIXTEEN:
+        raise UserError(f"{what}: more than 16 bits per channel: convert it to 8 or 16 bits first")
+
+
+def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
+    """Return an image file of a named set as uint8 `shape`."""
+    with _image(path) as image:
+        return fitted(image, shape)
+
+
+class _image:
+    """Context of an open image file, which is not decoded yet: Unreadable for whatever is wrong with the file."""
+
+    def __init__(self, path: Path | zipfile.Path):
+        self.path = path
+
+    def __enter__(self) -> Image.Image:
+        try:
+            if isinstance(self.path, Path):
+                plain(self.path)
+            self.file: IO[bytes] = self.path.open("rb")
+            self.image = dicom(self.file) if Path(self.path.name).suffix.lower() in DICOM else _open(self.file)
+            return self.image
+        except Exception as error:
+            raise _explained(self.path, error) from None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.image.close()
+        self.file.close()
+        if isinstance(error, CORRUPT) and not isinstance(error, UserError):
+            raise _explained(self.path, error) from None
+
+
+def _open(file: IO[bytes]) -> Image.Image:
+    """Return an image that is not decoded yet, without Pillow's two lines of warning about a large one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(file)
+
+
+def dicom(file: IO[bytes]) -> Image.Image:
+    """Return a DICOM image as it is shown: rescaled, in its window (VOI LUT), MONOCHROME1 inverted, 8 bits.
+
+    UserError without pydicom (the extra `dicom`)."""
+    try:
+        from pydicom import dcmread
+        from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+    except ImportError:
+        raise UserError(f"{file.name}: reading DICOM needs pydicom: pip install pubsel[dicom]") from None
+    image = dcmread(file)
+    pixels = image.pixel_array
+    if image.get("NumberOfFrames", 1) > 1 and pixels.ndim > 2:
+        pixels = pixels[0]
+    if pixels.ndim == 3:
+        return Image.fromarray(pixels.astype(np.uint8))
+
+    values = apply_voi_lut(apply_modality_lut(pixels, image), image).astype(np.float64)
+    low, high = values.min(), values.max()
+    values = (values - low) / (high - low) if high > low else np.zeros_like(values)
+    if image.PhotometricInterpretation == "MONOCHROME1":
+        values = 1 - values
+    return Image.fromarray((255 * values).round().astype(np.uint8))
+
+
+def _explained(path: Path | zipfile.Path, error: Exception) -> Exception:
+    """Return Unreadable; but if the system failed (Pillow's own errors have no number), the image may well be whole."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, FileNotFoundError | KeyError):
+        return Unreadable(path, path.name, "no such image", "correct the path, or bring the file back")
+    if isinstance(error, DecompressionBombError):
+        many = f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
+        return Unreadable(path, path.name, many)
+    if isinstance(error, OSError) and error.errno is not None:
+        return UserError(f"{path}: cannot be read: {limit(error) or error.strerror}")
+    return Unreadable(path, path.name) if isinstance(error, CORRUPT) else error
