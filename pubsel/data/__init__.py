@@ -362,7 +362,6 @@ def _from_training(
     chosen = other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool))
     notes: tuple[str, ...] = () if same else other.used.notes + _may_share(name, pair.private, data_root)
     findings: tuple[Finding, ...] = ()
-    bits: int | None = None  # of a value in 16-bit images; None: 16
     digests = chosen.digests(_shape(opened))[0]
     if same:
         table, findings = take_public(table, np.concatenate([drawn_rows, table.has(Role.public)[table.test]]), how)

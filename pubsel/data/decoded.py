@@ -105,7 +105,11 @@ def open_decoded(name: str, listed: Listed, folder: Path, keep: bool, read: Read
     _LAST[folder, keep] = last
     while len(_LAST) > MOST:
         del _LAST[next(iter(_LAST))]
-    return last[1]
+
+    # what lies next to the files may have changed, though they have not
+    parts, _, findings, _ = last[1]
+    parts = parts._replace(notes=listed.notes + parts.notes)
+    return last[1]._replace(parts=parts, findings=listed.findings + findings)
 
 
 _LAST: dict[tuple[Path, bool], tuple[str, Decoded]] = {}  # for the next cell of a sweep, with its fingerprint
@@ -241,7 +245,9 @@ def _unreadable(
     if not this.skip:
         if len(first) == 1:
             raise UserError(f"{first[0]}; skip=true leaves it out")
-        text = f"{this.name}: {len(first)} of {len(readable)} images cannot be read: {shown(first, NAMED)}"
+        names = this.listed.names or tuple(map(str, range(len(readable))))
+        which = shown((names[i] for i in sorted(errors)), NAMED)
+        text = f"{this.name}: {len(first)} of {len(readable)} images cannot be read: {which}"
         file = folder.with_suffix(".unreadable.txt")
         with contextlib.suppress(UserError):
             write_whole(file, "".join(f"{error}\n" for error in first), private=True)
@@ -388,5 +394,5 @@ def _parts(this: Reading, parts: Parts, rows: Rows, order: Order, kept: Path | N
         )
     if listed.people is not None:
         groups = tuple(torch.from_numpy(listed.people[at.numpy()]) for at in order.rows)
-    parts = Parts(parts.train, parts.test, listed.notes + parts.notes, files, listed.class_names, groups)  # type: ignore[arg-type]
-    return Decoded(parts, order.rows, listed.findings + rows.findings, kept)
+    parts = Parts(parts.train, parts.test, parts.notes, files, listed.class_names, groups)  # type: ignore[arg-type]
+    return Decoded(parts, order.rows, rows.findings, kept)

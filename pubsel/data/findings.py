@@ -39,6 +39,8 @@ NAMES = {
     "columns": "columns of a table that are not used",
 }
 
+FINAL = {"nobody", "one"}  # without an owner, or with one class, nothing can be protected or learned
+
 
 class Finding(NamedTuple):
     """One rule's finding. name: in NAMES; text: with a count and examples; remedy: what helps, if anything does."""
@@ -61,7 +63,8 @@ def shown(items: Iterable[object], count: int = EXAMPLES) -> str:
 
 def errors(findings: Sequence[Finding], accept: Sequence[str]) -> list[Finding]:
     """Return the errors that are not accepted."""
-    return [finding for finding in findings if finding.severity == ERROR and finding.name not in accept]
+    accepted = set(accept) - FINAL
+    return [finding for finding in findings if finding.severity == ERROR and finding.name not in accepted]
 
 
 def settle(findings: Sequence[Finding], accept: Sequence[str]) -> None:
@@ -78,8 +81,9 @@ def settle(findings: Sequence[Finding], accept: Sequence[str]) -> None:
 
 def refusal(wrong: Sequence[Finding]) -> str:
     """Return the line that says why a command stops, and how it goes on."""
+    lines = "; ".join(finding.line() for finding in wrong)
     names = ",".join(dict.fromkeys(finding.name for finding in wrong))
-    return f"{'; '.join(finding.line() for finding in wrong)}; or go on with accept=[{names}]"
+    return lines if FINAL & {finding.name for finding in wrong} else f"{lines}; or go on with accept=[{names}]"
 
 
 _PRINTED: set[Finding] = set()  # the cells of a sweep read the same data

@@ -109,8 +109,9 @@ def alike(source: Path, paths: Sequence[Path], read: Read, pixels: bool) -> Imag
         if read.bits is not None or narrow < MOST * len(values) or not values:
             return tuple(findings)
         bits = max(high for _, high in values).bit_length()
+        bits = max(8, bits + bits % 2)  # as sensors have them: 10, 12 or 14
         text = f"{source.name}: {narrow} of {len(values)} 16-bit images use less than a sixteenth of the range"
-        return (*findings, Finding("bits", ERROR, text, f"set bits={max(bits, 8)}, as many as their values have"))
+        return (*findings, Finding("bits", ERROR, text, f"set bits={bits}, as many as their values have"))
 
     return Images(shape, image, of_values)
 
