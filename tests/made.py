@@ -55,6 +55,13 @@ def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+def done(cli: Cli, *words: str) -> tuple[str, str]:
+    """Return what a command says that must succeed: standard output, and standard error."""
+    code, out, err = cli(*words)
+    assert code == 0, err
+    return out, err
+
+
 def only_record(results: Path | str = "results", kind: str = "runs") -> dict[str, Any]:
     """Return the only record of a kind in a results folder."""
     (path,) = Path(results).glob(f"{kind}/*/result.json")

@@ -22,7 +22,7 @@ import pubsel
 import pubsel.release.run
 from pubsel.cli import ENDED_BY_PIPE
 from pubsel.files import whole
-from tests.made import Cli, interrupted, write_npz
+from tests.made import Cli, done, interrupted, write_npz
 
 pytestmark = pytest.mark.usefixtures("folder")
 SCRIPT = Path(sys.executable).parent / "pubsel"
@@ -55,8 +55,7 @@ def test_a_session_of_a_new_user(cli: Cli) -> None:
     assert (version.returncode, version.stdout) == (0, f"{pubsel.__version__}\n")
     assert (code, shown.count("pubsel run +experiment=quickstart ")) == (2, 1)
 
-    code, first, err = cli("run", *POISSON)
-    assert code == 0, err
+    first, _ = done(cli, "run", *POISSON)
     (path,) = records()
     record = json.loads(path.read_text())
     low, high = record["utility_interval"]
@@ -75,8 +74,7 @@ def test_a_session_of_a_new_user(cli: Cli) -> None:
 
 def test_a_sweep_goes_on_where_it_stopped(cli: Cli) -> None:
     assert cli("run", *TINY, "seed=1")[0] == 0
-    code, out, err = cli("run", "-m", *TINY, "seed=0,1")
-    assert code == 0, err
+    out, err = done(cli, "run", "-m", *TINY, "seed=0,1")
     assert [line.count("differentially private") for line in out.splitlines()] == [1, 1]
     assert err.count("finished before") == 1
     code, same, err = cli("run", "-m", *TINY, "seed=0,1")
@@ -98,8 +96,7 @@ def test_the_cells_of_a_sweep_that_can_run_do_run(cli: Cli) -> None:
 
 def test_public_sets_can_be_combined_also_in_a_sweep(cli: Cli) -> None:
     words = [*TINY, "distance=gsd_m200", "distance.initialisations=1", "distance.k=8"]
-    code, out, err = cli("run", "-m", *words, "pair.public=[noise,photo_patches],noise")
-    assert code == 0, err
+    out, err = done(cli, "run", "-m", *words, "pair.public=[noise,photo_patches],noise")
     shown = [line.split("-mnist_cnn-")[0] for line in out.splitlines()]
     assert shown == ["digits-noise+photo_patches", "digits-noise"]
     both, one = (json.loads(path.read_text()) for path in records() if path.parts[1] == "runs")
@@ -115,16 +112,14 @@ def test_rank_takes_combinations_as_candidates(cli: Cli) -> None:
     black = (np.zeros((90, 8, 8), np.uint8), np.zeros(90, np.uint8))
     write_npz("a.npz", black, black)
     words = ["private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=1"]
-    code, out, err = cli("rank", *words, "public=[digits,[digits,noise],[noise,./a.npz]]")
-    assert code == 0, err
+    out, _ = done(cli, "rank", *words, "public=[digits,[digits,noise],[noise,./a.npz]]")
     assert re.findall(r"^\S+", out, re.MULTILINE)[2:5] == ["digits", "digits+noise", "noise+./a.npz"]
     assert cli("rank", *words, "public=[[digits,noise]]")[0] == 0
 
 
 def test_rank_orders_candidates_and_remembers(cli: Cli) -> None:
     words = ["private=digits", "model=digits_cnn", "distance.m=100", "distance.initialisations=2"]
-    code, out, err = cli("rank", *words, "public=[digits,noise]")
-    assert code == 0, err
+    out, err = done(cli, "rank", *words, "public=[digits,noise]")
     assert out.index("\ndigits") < out.index("\nnoise")
     assert "not differentially private" in out
     code, same, err = cli("rank", *words, "public=[digits,noise]")
@@ -146,8 +141,7 @@ def test_rank_takes_other_distances_and_says_what_they_cost_and_read(cli: Cli) -
         ("mmd", "MMD^2 to digits", "images, as features"),
         ("whitening", "Whitening distance to digits", "images, as features, and labels, through sums"),
     ):
-        code, out, err = cli("rank", *words, f"distance={distance}", "distance.initialisations=1")
-        assert code == 0, err
+        out, _ = done(cli, "rank", *words, f"distance={distance}", "distance.initialisations=1")
         assert out.startswith(title)
         assert f"{read}. Per network: " in out
         assert "not differentially private" in out
@@ -167,8 +161,7 @@ def test_rank_of_equal_candidates_shows_a_tie(cli: Cli) -> None:
         write_npz(f"{name}.npz", part, part)
     words = ["private=digits", "model=digits_cnn", "distance.m=80", "distance.initialisations=2"]
     for distance in ("gsd", "task2vec", "otdd", "frechet", "mmd"):
-        code, out, err = cli("rank", *words, "public=[./a.npz,./b.npz]", f"distance={distance}")
-        assert code == 0, err
+        out, _ = done(cli, "rank", *words, "public=[./a.npz,./b.npz]", f"distance={distance}")
         assert "in 0 of 2, equal in 2" in out, out
 
 
@@ -190,8 +183,7 @@ def test_rank_on_features(cli: Cli) -> None:
     """model=pixels: the images themselves, as a backbone's features would be."""
     words = ["private=digits", "public=[digits]", "model=pixels", "distance.m=100", "distance.initialisations=1"]
     for distance in ("gsd", "mmd"):
-        code, out, err = cli("rank", *words, f"distance={distance}")
-        assert code == 0, err
+        out, err = done(cli, "rank", *words, f"distance={distance}")
         assert "(pixels, " in out
     code, _, err = cli("rank", *words, "model.architecture=resnet18")
     assert (code, "model.architecture: with model.backbone" in err) == (2, True)
@@ -200,10 +192,9 @@ def test_rank_on_features(cli: Cli) -> None:
 def test_run_measures_any_distance_once(cli: Cli) -> None:
     words = [*TINY, "pair.public=digits", "pair.m=100", "distance.m=100", "distance.initialisations=2"]
     for distance in ("otdd", "mmd"):
-        code, _, err = cli("run", *words, f"distance={distance}")
-        assert code == 0, err
+        _, err = done(cli, "run", *words, f"distance={distance}")
         assert len(re.findall(r"initialisation \d: ", err)) == 2
-    code, _, err = cli("run", *words, "distance=mmd", "seed=1")
+    _, err = done(cli, "run", *words, "distance=mmd", "seed=1")
     assert "initialisation" not in err  # measured for the other seed
     found = [json.loads(path.read_text()) for path in records() if path.parts[1] == "runs"]
     assert sorted(record["distance"]["name"] for record in found) == ["mmd", "mmd", "otdd"]
@@ -211,25 +202,21 @@ def test_run_measures_any_distance_once(cli: Cli) -> None:
 
 
 def test_table_shows_the_numbers_of_the_paper(cli: Cli) -> None:
-    code, out, _ = cli("table", "gsd_table2")
-    assert code == 0
+    out, _ = done(cli, "table", "gsd_table2")
     for number in ("58.63", "91.32", "85.25", "0.340"):
         assert number in out
     assert (Path("results") / "tables" / "gsd_table2.csv").exists()
 
 
 def test_data_list_and_prepare(cli: Cli) -> None:
-    code, out, _ = cli("data", "list")
-    assert code == 0
+    out, _ = done(cli, "data", "list")
     assert {line.split()[0] for line in out.splitlines() if line} >= {"cifar10", "digits", "svhn_extra"}
-    code, out, _ = cli("data", "prepare", "digits")
-    assert code == 0
+    out, _ = done(cli, "data", "prepare", "digits")
     assert "built in" in out
 
 
 def test_data_check_says_what_is_read(cli: Cli) -> None:
-    code, out, _ = cli("data", "check", "digits")
-    assert code == 0
+    out, _ = done(cli, "data", "check", "digits")
     assert out.startswith("digits: 1,297 training and 500 test images of 8x8x1, 10 classes, measured by accuracy\n")
     assert re.search(r"training images of a class: 1\d\d to 1\d\d$", out, re.MULTILINE)
     x = np.zeros((3, 4, 5, 3), np.uint8)
@@ -259,15 +246,13 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
         ("pool", ["pubsel pool pool=[./embeddings]", "shard=null", "img_emb/*.npy"]),
     ):
-        code, out, _ = cli(command, "--help")
-        assert code == 0
+        out, _ = done(cli, command, "--help")
         assert out.startswith(f"pubsel {command}")
         for word in words:
             assert word in out, (command, word)
         assert "Hydra" not in out
     assert cli("--help") == cli("help") == (0, cli()[1], "")
-    code, out, _ = cli("run", "--cfg", "job", "+experiment=quickstart", "epsilon=7.5")
-    assert code == 0
+    out, _ = done(cli, "run", "--cfg", "job", "+experiment=quickstart", "epsilon=7.5")
     assert "epsilon: 7.5\n" in out
     assert "private: digits\n" in out
     assert os.listdir() == []
@@ -397,8 +382,7 @@ def test_the_interval_of_a_run_is_the_same_whenever_it_is_trained(cli: Cli) -> N
     assert cli("run", *TINY, "results=two")[1] == cli("run", *TINY, "results=one")[1]
     del one["utility_interval"]  # as older records are
     next(Path("one").glob("runs/*/result.json")).write_text(json.dumps(one))
-    code, out, _ = cli("run", *TINY, "results=one")
-    assert code == 0
+    out, _ = done(cli, "run", *TINY, "results=one")
     assert f"{100 * one['utility']:.2f} % on 300 test examples" in out
 
 
@@ -586,8 +570,7 @@ def test_commands_in_the_help_of_rank_run(cli):
     assert len(lines) == 4
     for words in lines:
         given = [word for word in words[2:] if "=" in word]
-        code, _, err = cli("rank", *given, "distance.m=100", "distance.initialisations=1")
-        assert code == 0, err
+        done(cli, "rank", *given, "distance.m=100", "distance.initialisations=1")
 
 
 # Tab
