@@ -21,6 +21,7 @@ from pubsel.settings.keys import Model, Norm, Training
 from pubsel.settings.methods import option
 
 Cli = Callable[..., tuple[int, str, str]]
+FINISHED = "lock log.txt model.json model.pt result.json settings.json".split()  # files of a finished run
 
 
 def build(name: str, **changes: Any) -> Any:
@@ -53,6 +54,11 @@ def hurtful(d: int) -> torch.Tensor:
 def interrupted(*_: object, **__: object) -> None:
     """Stop, as Ctrl-C does."""
     raise KeyboardInterrupt
+
+
+def planted(owner: Any, name: str, other: Callable) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what plants a fault: `other` makes it of the function that `owner` has under a name."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, other(getattr(owner, name)))
 
 
 def done(cli: Cli, *words: str) -> tuple[str, str]:
