@@ -17,8 +17,10 @@ from pubsel import algorithms, models
 from pubsel.data import Split, open_dataset
 from pubsel.messages import UserError
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import Model, Norm, Training
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import SCHEMAS, Model, Norm, Training
 from pubsel.settings.methods import option
+from pubsel.settings.schema import check
 
 Cli = Callable[..., tuple[int, str, str]]
 FINISHED = "lock log.txt model.json model.pt result.json settings.json".split()  # files of a finished run
@@ -59,6 +61,12 @@ def interrupted(*_: object, **__: object) -> None:
 def planted(owner: Any, name: str, other: Callable) -> Callable[[pytest.MonkeyPatch], None]:
     """Return what plants a fault: `other` makes it of the function that `owner` has under a name."""
     return lambda monkeypatch: monkeypatch.setattr(owner, name, other(getattr(owner, name)))
+
+
+def checked(command: str, *words: str) -> Any:
+    """Return the settings of a command as it is typed."""
+    with composed(command, words) as values:
+        return check(SCHEMAS[command], values)
 
 
 def done(cli: Cli, *words: str) -> tuple[str, str]:

@@ -6,6 +6,9 @@ from pubsel.papers import join
 from pubsel.privacy.randomness import Secret
 from pubsel.settings.methods import option
 
+STATED = {"epsilon": 2.0, "delta": 1e-5, "valid": True, "statement": "s", "steps": 1, "noise_multiplier": 1.0}
+STATED |= {"accountant": "a", "noise_source": "seeded"}  # what a record says of its guarantee, at least
+
 
 def secret_named(name="key", secure=False, place="here"):
     """The secret streams of a release that a test makes up."""
