@@ -8,7 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from scipy import stats
 
 import pubsel.privacy.lattice
@@ -39,11 +38,8 @@ from pubsel.privacy.randomness import Secret
 from pubsel.privacy.sampling import Schedule
 from pubsel.release.run import run
 from pubsel.rules import canonical
-from pubsel.settings import CONF
-from pubsel.settings.keys import AuditConfig
-from pubsel.settings.schema import check
 from pubsel.training.loop import Job, fit
-from tests.made import build, done, interrupted, only_record, training
+from tests.made import build, checked, done, interrupted, only_record, planted, training
 from tests.synthetic import secret_named
 from tests.test_people import npz
 
@@ -93,7 +89,11 @@ def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop
     sigma, task = plan.noise_multiplier, task._replace(private=private)
     job = Job(witness.watching(algorithm), schedule, sigma, settings, "name", folder / "checkpoint.pt")
 
-    for report in [lambda now: now.step == stop_at and interrupted(), lambda now: None][not stop_at :]:
+    def stop(now):
+        if now.step == stop_at:
+            interrupted()
+
+    for report in [stop, lambda now: None] if stop_at else [stop]:
         with contextlib.suppress(KeyboardInterrupt):
             fit(model, task, job, secret_named(f"key {seed}"), report, gradients=engine)
     return witness, plan
@@ -232,43 +232,35 @@ def test_no_false_alarm_with_poisson_samples(seed, tmp_path):
 
 
 def noise_times(factor):
-    def plant(monkeypatch):
-        normal = pubsel.privacy.lattice.normal
-        monkeypatch.setattr(pubsel.privacy.lattice, "normal", lambda *arguments: factor * normal(*arguments))
-
-    return plant
+    return planted(pubsel.privacy.lattice, "normal", lambda normal: lambda *given: factor * normal(*given))
 
 
-def without_clipping(monkeypatch):
-    monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: torch.ones_like(norms))
+def clipped_late(times):
+    return planted(dp_sgd, "clip_factors", lambda factors: lambda norms, bound: factors(norms, times * bound))
 
 
-def clipped_a_little_late(monkeypatch):
-    """By a twentieth."""
-    factors = dp_sgd.clip_factors
-    monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: factors(norms, 1.05 * bound))
+def sampled(other):
+    """Another sample than that of `poisson_sample`, which is given too."""
+    instead = lambda whole: lambda source, n, rate: other(whole, source, n, rate)  # noqa: E731
+    return planted(pubsel.training.loop, "poisson_sample", instead)
 
 
-def paid_once(monkeypatch):
-    monkeypatch.setattr(gep.GEP, "sensitivity", lambda self: 1.0)
-
-
-def twice_as_many(monkeypatch):
-    sample = pubsel.training.loop.poisson_sample
-    monkeypatch.setattr(pubsel.training.loop, "poisson_sample", lambda source, n, rate: sample(source, n, 2 * rate))
+twice_as_many = sampled(lambda whole, source, n, rate: whole(source, n, 2 * rate))
+same_batch = sampled(lambda whole, source, n, rate: whole(np.random.default_rng(0), n, rate))
+paid_once = planted(gep.GEP, "sensitivity", lambda _: lambda self: 1.0)
 
 
 def fixed_batches(monkeypatch):
     """Every example once in each pass, in shuffled order, as loaders of batches do."""
     calls = []
 
-    def shuffled(source, n, rate):
+    def shuffled(whole, source, n, rate):
         each, at = round(1 / rate), len(calls)
         calls.append(n)
         order = torch.from_numpy(np.random.default_rng(at // each).permutation(n))
         return order.tensor_split(each)[at % each].sort().values
 
-    monkeypatch.setattr(pubsel.training.loop, "poisson_sample", shuffled)
+    sampled(shuffled)(monkeypatch)
 
 
 def noise_again(monkeypatch):
@@ -295,8 +287,8 @@ FAULTS = {
     "noise at half scale": (noise_times(0.5), {}, True, {"noise scale"}),
     "noise at half scale, sampled": (noise_times(0.5), POISSON, True, {"noise scale"}),
     "a little less noise": (noise_times(0.95), {}, False, {"noise scale"}),
-    "clipping a little late": (clipped_a_little_late, {"steps": 5}, False, {"sensitivity"}),
-    "no clipping": (without_clipping, {"steps": 5}, True, {"sensitivity"}),
+    "clipping a little late": (clipped_late(1.05), {"steps": 5}, False, {"sensitivity"}),
+    "no clipping": (clipped_late(1e9), {"steps": 5}, True, {"sensitivity"}),
     "twice the sampling rate": (twice_as_many, POISSON, True, SAMPLES | {"sampling rate"}),
     "shuffled batches": (fixed_batches, POISSON, False, SAMPLES),
     "noise of the start again after a resume": (noise_again, {**POISSON, "stop_at": 20}, False, {"noise drawn anew"}),
@@ -318,21 +310,20 @@ def test_a_planted_fault_is_found(fault, tmp_path, monkeypatch):
 
 
 def same_noise(monkeypatch):
-    whole, drawn = pubsel.privacy.lattice.normal, {}
+    drawn = {}
 
-    def once(source, n, device):
-        return drawn.setdefault(n, whole(source, n, device)).clone()
+    def once(whole):
+        return lambda source, n, device: drawn.setdefault(n, whole(source, n, device)).clone()
 
-    monkeypatch.setattr(pubsel.privacy.lattice, "normal", once)
+    planted(pubsel.privacy.lattice, "normal", once)(monkeypatch)
 
 
-def clip_by_mean_norm(monkeypatch):
+def by_mean_norm(norms, bound):
     """One factor for the whole batch, after the mean of its norms: row by row it is as it should be."""
+    return torch.full_like(norms, min(1.0, bound / max(float(norms.mean()), 1e-30)), dtype=torch.float64)
 
-    def factors(norms, bound):
-        return torch.full_like(norms, min(1.0, bound / max(float(norms.mean()), 1e-30)), dtype=torch.float64)
 
-    monkeypatch.setattr(dp_sgd, "clip_factors", factors)
+clip_by_mean_norm = planted(dp_sgd, "clip_factors", lambda _: by_mean_norm)
 
 
 def summing(monkeypatch, clipped_sum):
@@ -396,24 +387,13 @@ def divide_in_decode(monkeypatch):
     monkeypatch.setattr(dp_sgd.DPSGD, "mechanism", mechanism)
 
 
-def fixed_size(monkeypatch):
-    def sample(source, n, rate):
-        return torch.from_numpy(np.sort(np.argsort(source.random(n))[: round(n * rate)]))
-
-    monkeypatch.setattr(pubsel.training.loop, "poisson_sample", sample)
+def of_one_size(whole, source, n, rate):
+    return torch.from_numpy(np.sort(np.argsort(source.random(n))[: round(n * rate)]))
 
 
-def same_batch(monkeypatch):
-    sample, loop = pubsel.training.loop.poisson_sample, pubsel.training.loop
-    monkeypatch.setattr(loop, "poisson_sample", lambda source, n, rate: sample(np.random.default_rng(0), n, rate))
-
-
-def unclipped_residual(monkeypatch):
-    def residual_sum(gradients, basis, w, clip_residual, error):
-        ones = torch.ones(len(w), dtype=torch.float64)
-        return (gradients.combine(ones) - basis.expand(w.double().T @ ones)) / clip_residual
-
-    monkeypatch.setattr(gep, "residual_sum", residual_sum)
+def unclipped_residual(gradients, basis, w, clip_residual, error):
+    ones = torch.ones(len(w), dtype=torch.float64)
+    return (gradients.combine(ones) - basis.expand(w.double().T @ ones)) / clip_residual
 
 
 # what is wrong -> (how it is planted, the algorithm, the checks one of which must fail)
@@ -424,9 +404,9 @@ PLANTED = {
     "clip of the micro-batch mean": (clip_micro_batches, "dp_sgd", {"sensitivity"}),
     "denominator of the data": (divide_by_batch, "dp_sgd", {"denominator"}),
     "denominator of the data, in decode": (divide_in_decode, "dp_sgd", {"decoding"}),
-    "samples of one size": (fixed_size, "dp_sgd", {"batch sizes"}),
+    "samples of one size": (sampled(of_one_size), "dp_sgd", {"batch sizes"}),
     "the same batch again": (same_batch, "dp_sgd", {"samples drawn anew", "samples of one example"}),
-    "residual not clipped": (unclipped_residual, "gep_digits", {"sensitivity"}),
+    "residual not clipped": (planted(gep, "residual_sum", lambda _: unclipped_residual), "gep_digits", {"sensitivity"}),
     "GEP with sensitivity 1": (paid_once, "gep_digits", {"sensitivity"}),
 }
 PIXELS = ["model=pixels", "training.learning_rate=0.01"]
@@ -448,9 +428,7 @@ def settings_on_digits(algorithm, seed=0, words=(), steps=20):
     """Of a short training with 400 canaries."""
     short = ["pair=digits_digits", "distance=none", "model=digits_cnn", "training=digits", f"training.steps={steps}"]
     which = [f"algorithm={algorithm}", f"seed={seed}", "audit.canaries=400", *words]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        values = compose("audit", [*short, *which])
-    return canonical(check(AuditConfig, values))
+    return canonical(checked("audit", *short, *which))
 
 
 def cell_on_digits(folder, algorithm, seed=0, words=(), steps=20):

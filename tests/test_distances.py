@@ -24,10 +24,8 @@ from pubsel.messages import UsageError
 from pubsel.models import build
 from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
-from pubsel.settings.compose import composed
-from pubsel.settings.keys import Convert, Model, Norm, RankConfig
+from pubsel.settings.keys import Convert, Model, Norm
 from pubsel.settings.methods import option
-from pubsel.settings.schema import check
 from tests import made
 from tests.synthetic import distance
 
@@ -274,7 +272,7 @@ def test_the_order_of_examples_does_not_matter_to_task2vec_beyond_the_labels_dra
 # All of them
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", [*RIVALS, "gsd"])
 def test_own_test_images_are_nearer_than_noise(name, digits):
     train, test, noise = digits
     values = settings(name).measure(network, train, {"digits": test, "noise": noise}, 10, "key")
@@ -439,7 +437,7 @@ def test_optimal_transport_is_imported_by_what_uses_it():
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("name", [name for name in RIVALS if name != "whitening"])  # it is for features that say more
+@pytest.mark.parametrize("name", sorted({*RIVALS, "gsd"} - {"whitening"}))  # which is for features that say more
 def test_order_on_fashion_mnist(name):
     """Own test images are nearer than digits."""
     root = os.environ["PUBSEL_DATA"]
@@ -459,8 +457,7 @@ def test_order_on_fashion_mnist(name):
 def test_the_examples_of_candidates_lie_in_files_not_in_memory(tmp_path):
     """A hundred candidates take no more memory than one: their pages are those of files, which the system can drop."""
     words = ["private=digits", "public=[digits,noise]", "model=linear", "distance=mmd", "distance.m=90"]
-    with composed("rank", [*words, "data_root=nowhere"]) as values:
-        settings = check(RankConfig, values)
+    settings = made.checked("rank", *words, "data_root=nowhere")
     task, candidates = open_candidates(settings, torch.device("cpu"), tmp_path)
     digits = open_dataset("digits", "nowhere", False)
     assert torch.equal(candidates["digits"].x, digits.test.x[:90])

@@ -15,7 +15,7 @@ from pubsel.privacy.composition import components_of
 from pubsel.privacy.ledger import Entry, Spent, cost_of, note, read
 from pubsel.records import leave_out
 from tests.made import done, interrupted
-from tests.synthetic import record, secret_named
+from tests.synthetic import STATED, record, secret_named
 
 SEEDED = Entry("cell", "digits", "training", 2.0, 1e-5, "key")
 SECURE = SEEDED._replace(key=None)
@@ -307,9 +307,6 @@ def test_a_first_release_is_one_too(cli) -> None:
 
 
 # Held against the records
-
-STATED = {"epsilon": 2.0, "delta": 1e-5, "valid": True, "statement": "s", "steps": 1, "noise_multiplier": 1.0}
-STATED |= {"accountant": "a", "noise_source": "seeded"}
 
 
 def finished(folder: Path, cell: str = "cell", **changes: object) -> None:
