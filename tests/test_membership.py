@@ -10,7 +10,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from scipy.stats import norm
 from torch import nn
@@ -36,11 +35,9 @@ from pubsel.models import build
 from pubsel.papers import join
 from pubsel.papers.attacked import beside_paper
 from pubsel.privacy.randomness import stream
-from pubsel.settings import CONF
-from pubsel.settings.keys import AttackConfig, Model, Norm
-from pubsel.settings.schema import check
+from pubsel.settings.keys import Model, Norm
 from pubsel.training.evaluation import evaluate
-from tests.made import done, network, write_npz
+from tests.made import checked, done, network, write_npz
 from tests.synthetic import distance
 
 RANDOM = np.random.default_rng(0)
@@ -276,15 +273,10 @@ NETWORK = [*RUN, "model=digits_cnn"]
 def test_a_run_is_reopened_as_it_was_trained(folder, cli, words):
     """The loss of the reopened network is that of the one that was trained: its utility, to the last digit."""
     run, record = run_of(words, cli)
-    model, task = reopened(record, run, here(), torch.device("cpu"))
+    model, task = reopened(record, run, checked("attack", "attack=loss"), torch.device("cpu"))
     assert evaluate(model, task.test, task.metric) == record["utility"]
     assert weights_digest(model) == record["weights"]
     assert len(task.private.x) == record["private_examples"]
-
-
-def here() -> AttackConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return check(AttackConfig, compose("attack", ["attack=loss"]))
 
 
 def test_an_attack_is_kept_until_the_weights_are_others(folder, cli):

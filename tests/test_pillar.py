@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from scipy import stats
 from sklearn.decomposition import PCA
 from sklearn.pipeline import make_pipeline
@@ -34,7 +33,7 @@ from pubsel.settings.keys import Accounting, Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import noisy_sum
 from pubsel.training.once import freeze
-from tests.made import build, hurtful, interrupted, only_record, secret, write_npz
+from tests.made import build, checked, hurtful, interrupted, only_record, secret, write_npz
 from tests.synthetic import secret_named
 
 CLASSES = 3
@@ -137,9 +136,7 @@ def test_presets_for_features_make_rows_of_norm_one(name):
 
 @pytest.mark.parametrize("path", sorted((CONF / "experiment").glob("pillar_*.yaml")), ids=lambda path: path.stem)
 def test_experiments_of_the_paper_leave_rows_as_they_are(path):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        values = compose("run", [f"+experiment={path.stem}"])
-    assert values.algorithm.unit is False
+    assert checked("run", f"+experiment={path.stem}").algorithm["unit"] is False
 
 
 TRAINING = Training(2, None, 1000, 0.1, 0.0, 0.0, [], 1.0, None, 60.0)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from scipy import stats
 
 from pubsel.algorithms import View
@@ -25,13 +24,10 @@ from pubsel.models import small
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.privacy.sampling import poisson_sample, schedule
 from pubsel.rules import canonical
-from pubsel.settings import CONF
-from pubsel.settings.keys import AuditConfig
-from pubsel.settings.schema import check
 from pubsel.training import loop
 from pubsel.training.loop import Job, fit, noisy_mean
 from tests.forked import Command
-from tests.made import build, training
+from tests.made import build, checked, training
 from tests.synthetic import secret_named
 
 COMMAND = """
@@ -138,9 +134,7 @@ def test_the_record_says_which_rate_followed(tmp_path):
 
 def test_the_control_of_an_audit_has_the_rate_of_the_run(tmp_path):
     """A third of its noise, and not three times its rate too."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("audit", [*HEAD[1:], "model=pixels", "algorithm=dp_sgd_clip1", "epsilon=2"])
-    settings = check(AuditConfig, composed)
+    settings = checked("audit", *HEAD[1:], "model=pixels", "algorithm=dp_sgd_clip1", "epsilon=2")
     audited = Audited(Cell.of(canonical(settings)), settings.audit, task(), tmp_path)
     planned = _planned(audited, "run", audited.task)
     assert planned.weaker().training == planned.training
