@@ -1,12 +1,15 @@
-"""Factories that several test files share: algorithms, networks, streams, and the record of a run."""
+"""Factories that several test files share: algorithms, networks, streams, and the record of a run, datasets."""
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 
@@ -14,10 +17,13 @@ from pubsel import algorithms, models
 from pubsel.data import Split, open_dataset
 from pubsel.messages import UserError
 from pubsel.privacy.randomness import stream
-from pubsel.settings.keys import Model, Norm, Training
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import SCHEMAS, Model, Norm, Training
 from pubsel.settings.methods import option
+from pubsel.settings.schema import check
 
 Cli = Callable[..., tuple[int, str, str]]
+FINISHED = "lock log.txt model.json model.pt result.json settings.json".split()  # files of a finished run
 
 
 def build(name: str, **changes: Any) -> Any:
@@ -33,6 +39,41 @@ def network(seed: int, name: str = "linear", size: int | None = None) -> nn.Modu
 def secret(purpose: str, step: int) -> Any:
     """Return a stream in place of a secret one."""
     return stream("test", purpose, step)
+
+
+def hurtful(d: int) -> torch.Tensor:
+    """Return rows of any content: tiny, huge, zero, sparse, at the edge of overflow, constant, not finite."""
+    torch.manual_seed(1)
+    scales = (1e-45, 1e-38, 1e-20, 1e-3, 1, 10, 1e3, 1e10, 1e17, 1e20, 1e30, 1e37)
+    rows = [torch.randn(d) * scale for scale in scales]
+    rows += [torch.full((d,), value) for value in (0.0, 3e38, -3e38, -1e-45)] + [torch.eye(d)[0] * 1e19]
+    for value in (math.nan, math.inf, -math.inf):
+        rows += [torch.randn(d), torch.full((d,), value)]
+        rows[-2][d // 2] = value
+    return torch.stack(rows)
+
+
+def interrupted(*_: object, **__: object) -> None:
+    """Stop, as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def planted(owner: Any, name: str, other: Callable) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return what plants a fault: `other` makes it of the function that `owner` has under a name."""
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, other(getattr(owner, name)))
+
+
+def checked(command: str, *words: str) -> Any:
+    """Return the settings of a command as it is typed."""
+    with composed(command, words) as values:
+        return check(SCHEMAS[command], values)
+
+
+def done(cli: Cli, *words: str) -> tuple[str, str]:
+    """Return what a command says that must succeed: standard output, and standard error."""
+    code, out, err = cli(*words)
+    assert code == 0, err
+    return out, err
 
 
 def only_record(results: Path | str = "results", kind: str = "runs") -> dict[str, Any]:
@@ -64,6 +105,11 @@ def picture(path: Path, value: int = 0, size: tuple[int, int] = (30, 40), mode: 
 def grey_values(split: Split) -> list[int]:
     """Return the grey value of each picture, a multiple of ten, which JPEG may have moved by one."""
     return [round(int(x[0, 5, 5]) / 10) * 10 for x in split.x]
+
+
+def write_npz(path: Path | str, train: tuple, test: tuple, **more: Any) -> None:
+    """Write a dataset: images and labels of both parts."""
+    np.savez(path, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1], **more)
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]], delimiter: str = ",") -> None:

@@ -1,21 +1,19 @@
 """Synthetic records for tests, and streams."""
 
-from pubsel import algorithms, distances
+from pubsel import distances
 from pubsel import records as results
 from pubsel.papers import join
 from pubsel.privacy.randomness import Secret
 from pubsel.settings.methods import option
+
+STATED = {"epsilon": 2.0, "delta": 1e-5, "valid": True, "statement": "s", "steps": 1, "noise_multiplier": 1.0}
+STATED |= {"accountant": "a", "noise_source": "seeded"}  # what a record says of its guarantee, at least
 
 
 def secret_named(name="key", secure=False, place="here"):
     """The secret streams of a release that a test makes up."""
     plan = {"noise_multiplier": 1.0, "rate": 0.2, "steps": 10, "delta": 1e-5, "epsilon": 2.0}
     return Secret({"settings": name}, plan, [f"0 {place}"], secure)
-
-
-def algorithm(name, **changes):
-    """The algorithm of conf/algorithm/NAME.yaml, with other settings."""
-    return algorithms.build(option("algorithm", name) | changes)
 
 
 def distance(name, **changes):

@@ -15,10 +15,9 @@ from pubsel.gradients.subspace import orthonormal, power_basis
 from pubsel.messages import UsageError
 from pubsel.models.small import linear
 from pubsel.privacy import accountant
-from pubsel.privacy.randomness import stream
 from pubsel.settings import CONF
 from pubsel.settings.methods import option
-from tests.made import build
+from tests.made import build, secret
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
 
@@ -45,9 +44,7 @@ def view(m=40, dtype=torch.float32):
     torch.manual_seed(0)
     model = linear(1, 8, 8, 10).to(dtype).eval()
     public = Split(torch.randn(m, 1, 8, 8, dtype=dtype), torch.randint(10, (m,)))
-    return View(
-        model, PerExampleGradients(model, 16), public, 10, False, lambda purpose, step: stream("test", purpose, step)
-    )
+    return View(model, PerExampleGradients(model, 16), public, 10, False, secret)
 
 
 def mechanism(name, dtype=torch.float32, m=40, **changes):
@@ -171,10 +168,10 @@ def test_rows_near_the_basis_among_many_of_their_kind():
     """Their large weights cancel in two sums; one row more moves the total by no more than declared."""
     basis = basis_of(3000, 50)
     near = torch.cat([rows_near(basis, 3000) for _ in range(40)])  # 960 rows
-    without = gep.residual_sum(
-        DenseGradients(near[:-1].clone()), basis, DenseGradients(near[:-1]).project(basis), 1.0, 0.0
+    without, with_row = (
+        gep.residual_sum(DenseGradients(rows.clone()), basis, DenseGradients(rows).project(basis), 1.0, 0.0)
+        for rows in (near[:-1], near)
     )
-    with_row = gep.residual_sum(DenseGradients(near.clone()), basis, DenseGradients(near).project(basis), 1.0, 0.0)
     assert (with_row - without).double().norm() <= 1.0
 
 
@@ -282,10 +279,9 @@ def test_gep_without_clipping_is_unbiased():
     rows = torch.randn(5, 650, dtype=torch.float64)
     wide = {"clip_embedding": 1e6, "clip_residual": 1e6}
     full, biased = (mechanism(name, torch.float64, **wide) for name in ("gep", "b_gep"))
-    torch.testing.assert_close(
-        full.decode(full.clipped_sum(DenseGradients(rows.clone()))), rows.sum(0), rtol=1e-4, atol=1e-4
-    )
-    assert (biased.decode(biased.clipped_sum(DenseGradients(rows.clone()))) - rows.sum(0)).norm() > 1
+    found, part = (mech.decode(mech.clipped_sum(DenseGradients(rows.clone()))) for mech in (full, biased))
+    torch.testing.assert_close(found, rows.sum(0), rtol=1e-4, atol=1e-4)
+    assert (part - rows.sum(0)).norm() > 1
 
 
 def test_labels_are_drawn_anew_at_each_step_or_once():
@@ -323,9 +319,6 @@ def test_basis_of_few_public_examples_is_capped():
     [
         ({"k": 41}, "algorithm.k=41 is more than the 40 public"),
         ({"k": 0}, "algorithm.k=0"),
-        ({"typo": 1}, "algorithm.typo"),
-        ({"groups": "rows"}, "algorithm.groups"),
-        ({"clip_residual": -1}, "algorithm.clip_residual"),
         ({"_target_": "pubsel.nothing.Here"}, "algorithm._target_"),
     ],
 )

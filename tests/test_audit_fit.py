@@ -19,6 +19,7 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.release import measurement, quality
 from pubsel.selection import coverage
 from pubsel.training import loop
+from tests.made import planted, write_npz
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "scripts"))
 import attacked_fit as whole
@@ -131,9 +132,8 @@ def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw = np.random.RandomState(0)
     for name, n in (("private", 400), ("a", 60), ("b", 60)):
-        images = {part: draw.randint(0, 256, (n, 8, 8), dtype=np.uint8) for part in ("train_images", "test_images")}
-        labels = {part: np.arange(n) % CLASSES for part in ("train_labels", "test_labels")}
-        np.savez(f"{name}.npz", **images, **labels)
+        parts = ((draw.randint(0, 256, (n, 8, 8), dtype=np.uint8), np.arange(n) % CLASSES) for _ in range(2))
+        write_npz(f"{name}.npz", *parts)
 
     calls = []
 
@@ -201,46 +201,31 @@ def test_the_right_program_is_not_accused(images, choice, tmp_path, known_entrop
     assert bounds(program, scored, 0.9)["all"].measured > 1
 
 
-def coins_at_twice_epsilon(monkeypatch):
-    flip = coverage.permute_and_flip
-    twice = Fraction(2)
-    monkeypatch.setattr(coverage, "permute_and_flip", lambda scores, e, source: flip(scores, twice * e, source))
+def of_images(_):
+    return lambda people, examples: [UNIT] * examples
 
 
-def each_image_of_a_person_counts(monkeypatch):
-    monkeypatch.setattr(coverage, "weights_of", lambda people, examples: [UNIT] * examples)
+def a_third(deviation):
+    return lambda *given: deviation(*given) / 3
 
 
-def a_third_of_the_noise_in_training(monkeypatch):
-    deviation = loop.deviation
-    monkeypatch.setattr(loop, "deviation", lambda *arguments: deviation(*arguments) / 3)
+def at_twice_epsilon(flip):
+    return lambda scores, epsilon, source: flip(scores, Fraction(2) * epsilon, source)
 
 
-def clipped_at_three_times(monkeypatch):
-    factors = dp_sgd.clip_factors
-    monkeypatch.setattr(dp_sgd, "clip_factors", lambda norms, bound: factors(norms, 3 * bound))
+def at_three_times(factors):
+    return lambda norms, bound: factors(norms, 3 * bound)
 
 
-def each_image_of_a_person_is_measured(monkeypatch):
-    monkeypatch.setattr(measurement, "weights_of", lambda people, examples: [UNIT] * examples)
-
-
-def a_third_of_the_noise_on_the_table(monkeypatch):
-    deviation = quality.deviation
-    monkeypatch.setattr(quality, "deviation", lambda *arguments: deviation(*arguments) / 3)
-
-
-# fault -> the part that it is found in; images of the target, the share of the choice, runs
+# fault -> how it is planted, the part that it is found in; images of the target, the share of the choice, runs
 FAULTS = {
-    coins_at_twice_epsilon: ("choice", 1, CHOICE, 1000),
-    each_image_of_a_person_counts: ("choice", 3, CHOICE, 500),
-    a_third_of_the_noise_in_training: ("weights", 1, CHOICE, 400),
-    clipped_at_three_times: ("weights", 1, None, 1600),
-    a_third_of_the_noise_on_the_table: ("table", 1, CHOICE, 300),
-    each_image_of_a_person_is_measured: ("table", 3, None, 300),
+    "coins at twice epsilon": (planted(coverage, "permute_and_flip", at_twice_epsilon), "choice", 1, CHOICE, 1000),
+    "each image of a person counts": (planted(coverage, "weights_of", of_images), "choice", 3, CHOICE, 500),
+    "a third of the noise in training": (planted(loop, "deviation", a_third), "weights", 1, CHOICE, 400),
+    "clipped at three times": (planted(dp_sgd, "clip_factors", at_three_times), "weights", 1, None, 1600),
+    "a third of the noise on the table": (planted(quality, "deviation", a_third), "table", 1, CHOICE, 300),
+    "each image of a person is measured": (planted(measurement, "weights_of", of_images), "table", 3, None, 300),
 }
-
-
 MANY = 1000  # runs: minutes
 
 
@@ -249,11 +234,10 @@ MANY = 1000  # runs: minutes
 @pytest.mark.parametrize(
     "fault",
     [pytest.param(fault, marks=pytest.mark.long if runs >= MANY else ()) for fault, (*_, runs) in FAULTS.items()],
-    ids=lambda fault: fault.__name__,
 )
 def test_a_fault_is_found(fault, tmp_path, monkeypatch, known_entropy):
     """By a lower bound above the claim."""
-    part, images, choice, runs = FAULTS[fault]
-    fault(monkeypatch)
+    plant, part, images, choice, runs = FAULTS[fault]
+    plant(monkeypatch)
     results = bounds(*attacked(tmp_path, images, choice, runs), 0.95)
     assert results[part].measured > results[part].claimed, results

@@ -21,7 +21,7 @@ from pubsel.selection.choose import compared
 from pubsel.selection.coverage import NONE, Private, Regions
 from pubsel.settings.identity import as_json
 from pubsel.settings.keys import Backbone, By, Model, Norm, Select
-from tests.made import secret
+from tests.made import secret, write_npz
 
 WORST = (0.0, -1.0, 1e-30, -1e-45, 1e30, 3e38, math.nan, math.inf, -math.inf)
 CHOOSE = """pair.private=private.npz pair.public=auto pair.candidates=[same.npz,other.npz] pair.m=null epsilon_select=1
@@ -178,11 +178,10 @@ def test_what_cannot_be_compared_is_named():
 
 def saved(name, images, labels):
     """Save images, of which the last 60 are for testing; private ones are of people with two images each."""
-    arrays = {"train_images": images[:-60].astype(np.uint8), "train_labels": labels[:-60]}
-    arrays |= {"test_images": images[-60:].astype(np.uint8), "test_labels": labels[-60:]}
-    if name == "private":
-        arrays |= {"train_person": np.arange(len(images) - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
-    np.savez(f"{name}.npz", **arrays)
+    images = images.astype(np.uint8)
+    people = {"train_person": np.arange(len(images) - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
+    parts = (images[:-60], labels[:-60]), (images[-60:], labels[-60:])
+    write_npz(f"{name}.npz", *parts, **(people if name == "private" else {}))
 
 
 @pytest.fixture
@@ -227,8 +226,7 @@ def test_a_run_trains_on_what_is_chosen_and_states_both(given, folder, capsys):
 
 def test_a_run_trains_without_public_data_if_none_is_alike(folder, capsys):
     record = trained(capsys, "pair.candidates=[other.npz]")
-    assert record["public"] is None
-    assert record["public_labels"] is None
+    assert record["public"] is record["public_labels"] is None
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
 
 
@@ -246,8 +244,7 @@ def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
 
 def test_people_choose_too(folder, capsys):
     record = trained(capsys, "pair.unit=person")
-    assert record["public"] == "same.npz"
-    assert record["private_units"] == 170
+    assert (record["public"], record["private_units"]) == ("same.npz", 170)
 
 
 def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
@@ -261,10 +258,6 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
     ("words", "message"),
     [
         (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
-        (
-            ["model=linear", "algorithm=dp_md", "select.by=null"],
-            "choosing privately goes by GSD alone: give distance=gsd",
-        ),
         (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
         (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
         (["pair.m=19"], "other.npz: 19 public examples are too few to choose by"),

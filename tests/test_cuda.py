@@ -33,6 +33,7 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import Device, Model
 from pubsel.settings.schema import check
 from pubsel.training import loop, parallel
+from tests.made import interrupted, write_npz
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one: pytest -m gpu")
 
@@ -122,11 +123,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder, but for a small data set of one's own."""
     monkeypatch.chdir(tmp_path)
     random = np.random.RandomState(0)
-    arrays = {}
-    for part, n in (("train", 60), ("test", 40)):
-        arrays[f"{part}_images"] = random.randint(255, size=(n, 32, 32, 3)).astype(np.uint8)
-        arrays[f"{part}_labels"] = np.arange(n) % 2
-    np.savez("own.npz", **arrays)
+    parts = ((random.randint(255, size=(n, 32, 32, 3)).astype(np.uint8), np.arange(n) % 2) for n in (60, 40))
+    write_npz("own.npz", *parts)
     return tmp_path
 
 
@@ -166,10 +164,6 @@ def test_a_run_of_a_gpu_is_resumed_and_read_without_one() -> None:
     (weights,) = Path("results/runs").glob("*/model.pt")
     with pretended(available=False):
         assert torch.load(weights, map_location="cpu", weights_only=True)
-
-
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_memory_that_ran_out_is_no_sign_that_layers_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

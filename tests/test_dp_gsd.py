@@ -17,23 +17,12 @@ from pubsel.gradients.subspace import from_triangle, triangle
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import SystemEntropy, stream
-from tests.made import network, secret
+from tests.made import hurtful, network, secret
 from tests.synthetic import distance
 
 
 def settings(**changes):
     return distance("dp_gsd", **({"k": 5, "m": 60, "initialisations": 2} | changes))
-
-
-def hurtful(s):
-    """Rows of any content: huge, tiny, zero, sparse, constant, not finite."""
-    torch.manual_seed(1)
-    rows = [torch.randn(s) * scale for scale in (1e-45, 1e-38, 1e-20, 1e-3, 1, 1e10, 1e30, 1e37)]
-    rows += [torch.zeros(s), torch.full((s,), 3e38), torch.full((s,), -1e-45), torch.eye(s)[0] * 1e19]
-    for value in (math.nan, math.inf, -math.inf):
-        rows += [torch.randn(s), torch.full((s,), value)]
-        rows[-2][s // 2] = value
-    return torch.stack(rows)
 
 
 # Sensitivity
@@ -114,14 +103,12 @@ def test_every_subspace_is_drawn_anew_with_the_noise_of_the_plan(digits, mechani
         seen.append(1 / epsilon)
         return torch.eye(30, dtype=torch.float64)[:, -k:].flip(1)
 
-    def source(purpose, step):
-        asked.append((purpose, step))
-        return secret(purpose, step)
-
     monkeypatch.setattr(dp_gsd, "noisy", noisy)
     monkeypatch.setattr(dp_gsd, "exponential_subspace", subspace)
     monkeypatch.setattr(dp_gsd, "projection_metric", lambda own, other: compared.append(own.abs()) or 0.5)
-    distance.release(network, train, {"a": test}, 10, "key", source=source)
+    distance.release(
+        network, train, {"a": test}, 10, "key", source=lambda *given: asked.append(given) or secret(*given)
+    )
     assert seen == pytest.approx([plan.noise_multiplier] * 2)
     assert asked == [("DP-GSD", 0), ("DP-GSD", 1)]
     for own in compared:
@@ -207,9 +194,8 @@ def test_angles_follow_the_density_and_another_epsilon_would_show(scale, fits):
     source, edges = stream("test", "circle"), np.linspace(0, np.pi / 2, 21)
     draws = [dp_gsd.vector_bingham(np.diag([4 * scale, 0.0]), source) for _ in range(4000)]
     counts = np.histogram([np.arctan2(abs(v[1]), abs(v[0])) for v in draws], edges)[0]
-    mass = np.array(
-        [integrate.quad(lambda t: np.exp(4 * np.cos(t) ** 2), a, b)[0] for a, b in itertools.pairwise(edges)]
-    )
+    bins = itertools.pairwise(edges)
+    mass = np.array([integrate.quad(lambda t: np.exp(4 * np.cos(t) ** 2), *ends)[0] for ends in bins])
     assert (stats.chisquare(counts, 4000 * mass / mass.sum()).pvalue > 1e-4) == fits
 
 
@@ -301,15 +287,13 @@ def test_a_candidate_without_gradients_or_dimensions_is_named(digits):
 
 def test_with_much_budget_it_is_gsd(digits):
     """No sketch (s >= p), all examples, little noise: the distance of gsd.measure's subspaces."""
-    train, test, _noise = digits
+    train, test, _ = digits
     few = Split(train.x[:60], train.y[:60])
     measured = settings(labels="given", sketch=640, epsilon=5e3, delta=0.5, initialisations=1)
     found = measured.release(network, few, {"a": Split(test.x[:60], test.y[:60])}, 10, "key", source=secret)
-    sides = [
-        gsd.gradients_of(gsd.engine_of(network(0), measured), measured, s.x[:60], s.y[:60]).rows.clone()
-        for s in (few, test)
-    ]
-    want = gsd.gsd(*(gsd.DenseGradients(rows) for rows in sides), 5)
+    engines = [gsd.engine_of(network(0), measured) for _ in range(2)]
+    sides = [gsd.gradients_of(e, measured, s.x[:60], s.y[:60]) for e, s in zip(engines, (few, test), strict=True)]
+    want = gsd.gsd(*sides, 5)
     assert found["a"][0] == pytest.approx(want, abs=2e-3)
 
 
@@ -329,13 +313,10 @@ def test_values_do_not_depend_on_other_candidates_and_follow_the_secret(digits, 
 
 
 def test_an_empty_sample_is_a_sample(digits):
-    train, _test, _ = digits
-    one = Split(train.x[:1], train.y[:1])
+    none = Split(digits[0].x[:0], digits[0].y[:0])
     for mechanism in DPPCA:
         measured = settings(private_m=1, mechanism=mechanism, sketch=30)
-        none = Split(train.x[:0], train.y[:0])
-        side = dp_gsd.Side(measured, network(0), 10, False, 30, "key", 0)
-        plan = measured.plan(len(one.x))
+        side, plan = dp_gsd.Side(measured, network(0), 10, False, 30, "key", 0), measured.plan(1)
         assert measured.private_subspace(side, none, plan, secret("a", 0)).shape == (30, 5)
 
 
@@ -351,13 +332,10 @@ def test_all_initialisations_together_cost_what_was_asked_for(private_m, initial
     assert plan.delta == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [({"epsilon": None}, "give distance.epsilon"), ({"delta": None}, "give distance.delta")],
-)
-def test_a_budget_must_be_given(changes, says):
-    with pytest.raises(UsageError, match=says):
-        settings(**changes).plan(1000)
+@pytest.mark.parametrize("key", ["epsilon", "delta"])
+def test_a_budget_must_be_given(key):
+    with pytest.raises(UsageError, match=f"give distance.{key}"):
+        settings(**{key: None}).plan(1000)
 
 
 def test_a_budget_for_what_is_not_private_is_refused():

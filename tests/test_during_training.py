@@ -4,7 +4,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from scipy.linalg import subspace_angles
 
 from pubsel.cell import Cell, weights_digest
@@ -16,12 +15,10 @@ from pubsel.papers.theory import during_training
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.release import run
 from pubsel.rules import canonical
-from pubsel.settings import CONF
 from pubsel.settings.identity import identity_of
-from pubsel.settings.keys import FigureConfig, RunConfig
-from pubsel.settings.schema import check
 from pubsel.training.loop import public_stream
 from pubsel.training.once import training_secret
+from tests.made import checked
 
 WORDS = """+experiment=quickstart algorithm=non_private training.steps=6 training.batch_size=60 pair.m=50
     threads=1""".split()
@@ -30,24 +27,16 @@ SETS = ["sets=[digits,noise]"]
 
 
 def measured(tmp_path, name, *options):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        words = [f"figure={name}", *WORDS, *MEASURED, f"results={tmp_path}", *options]
-        settings = check(FigureConfig, compose("figure", words))
-    draw.run(settings)
+    draw.run(checked("figure", f"figure={name}", *WORDS, *MEASURED, f"results={tmp_path}", *options))
     (path,) = (tmp_path / "figures").glob(f"{name}-*.csv")
     return pandas.read_csv(path, comment="#")
-
-
-def composed(*words):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return check(RunConfig, compose("run", [*WORDS, *words]))
 
 
 class First:
     """Weights before the first step and its batch, and gradients at them taken one by one, float64."""
 
     def __init__(self):
-        self.settings = canonical(composed())
+        self.settings = canonical(checked("run", *WORDS))
         torch.set_num_threads(self.settings.threads)  # part of the key of the batch
         cell = Cell.of(self.settings)
         self.task = cell.load_task()
@@ -159,7 +148,7 @@ def test_what_trains_is_what_pubsel_run_trains(tmp_path, monkeypatch):
     built, network = [], Cell.network
     monkeypatch.setattr(Cell, "network", lambda *words: built.append(network(*words)) or built[-1])
     measured(tmp_path, "gep_figure2", "points=3")
-    record = run.run(composed(f"results={tmp_path}", "distance=none"))
+    record = run.run(checked("run", *WORDS, f"results={tmp_path}", "distance=none"))
     assert weights_digest(built[0]) == record["weights"]
 
 

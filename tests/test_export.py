@@ -1,5 +1,7 @@
 """A run as a folder that may be given away: it answers as the run does, and has nothing in it that was not released."""
 
+import base64
+import hashlib
 import json
 import math
 import os
@@ -33,6 +35,7 @@ from pubsel.release import adversary, card
 from pubsel.release.bundle import without_paths, write
 from pubsel.settings.keys import ExportConfig, Format
 from tests.forked import Command
+from tests.made import interrupted, write_npz
 from tests.test_report import CONTRAST, Page, browser, complaints, opened
 
 __all__ = ["browser"]  # a fixture
@@ -61,8 +64,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     both = np.stack([labels % 2, labels // 2], 1)
     for name, y in (("three", labels), ("noise_8", labels), ("several", both)):
         images = draw.integers(256, size=(90, 8, 8), dtype=np.uint8)
-        parts = {"train_images": images[:60], "train_labels": y[:60], "test_images": images[60:], "test_labels": y[60:]}
-        np.savez(home / f"{name}.npz", **parts)
+        write_npz(home / f"{name}.npz", (images[:60], y[:60]), (images[60:], y[60:]))
     torch.manual_seed(0)
     (home / "weights").mkdir()
     save_file(timm.create_model(NETWORK, num_classes=10).state_dict(), str(home / "weights" / "tiny.safetensors"))
@@ -74,9 +76,10 @@ def here(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
 
 
+SECURE = "privacy.secure_noise=true"
 FOLDER = """pair.private=./patients_of_1975 algorithm=dp_sgd training.epochs=3 model=linear
     training.batch_size=125""".split()
-SECURE = "privacy.secure_noise=true"
+PLAIN = (*FOLDER, SECURE)
 NPZ = ("pair.private=three.npz", "pair.public=three.npz", SECURE)
 TINY = f"""model=mobilenetv2_coral model.backbone.architecture={NETWORK} model.backbone.input_size=32
     model.backbone.checkpoint=weights/tiny.safetensors""".split()
@@ -92,6 +95,10 @@ TIMM = f"""{" ".join(NPZ)} model=timm model.architecture={NETWORK} model.checkpo
 SEVERAL = f"""pair.private=several.npz pair.public=several.npz {SECURE}
     model=linear algorithm=dp_sgd training.epochs=3""".split()
 WHITENED = (*NPZ, "model=pixels", "algorithm=whitened_head")
+
+
+def name_of(words: tuple[str, ...]) -> str:
+    return next(name for name, value in globals().items() if value is words)
 
 
 def trained(*words: str) -> pubsel.Record:
@@ -114,20 +121,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 # It answers as the run does
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (*FOLDER, SECURE),
-        DIGITS,
-        TIMM,
-        SCATTERING,
-        WHITENED,
-        PILLAR,
-        SEVERAL,
-        CHOICE,
-    ],
-    ids=["folder", "network", "timm", "scattering", "whitened", "backbone", "labels", "choice"],
-)
+@pytest.mark.parametrize("words", [PLAIN, DIGITS, TIMM, SCATTERING, WHITENED, PILLAR, SEVERAL, CHOICE], ids=name_of)
 def test_the_folder_answers_as_the_run_does(words: tuple[str, ...], tmp_path: Path) -> None:
     record = trained(*words)
     folder = exported(record, tmp_path / "model")
@@ -158,11 +152,8 @@ def test_config_json_says_what_it_takes_to_use_the_model(tmp_path: Path) -> None
     assert config["backbone_source"] == "the file tiny.safetensors, which is not published with timm"
     assert config["model"]["backbone"]["checkpoint"] == "tiny.safetensors"
     assert (config["classes"], config["shape"], config["multi_label"]) == (["0", "1", "2"], [1, 8, 8], False)
-    assert config["head"]["kind"] == "linear"
-    assert config["head"]["inputs"] == 5
-    assert config["preprocessing"]["size"] == 32
-    assert config["privacy"]["epsilon"] == record["privacy"]["epsilon"]
-    assert config["privacy"]["against"] == []
+    assert (config["head"]["kind"], config["head"]["inputs"], config["preprocessing"]["size"]) == ("linear", 5, 32)
+    assert (config["privacy"]["epsilon"], config["privacy"]["against"]) == (record["privacy"]["epsilon"], [])
 
     published = trained(*SCATTERING)
     config = json.loads((exported(published, tmp_path / "other") / "config.json").read_text())
@@ -187,15 +178,16 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
     loaded = pubsel.load(folder)
     state = load_file(folder / "model.safetensors")
-    save_file({name: tensor + 1 for name, tensor in state.items()}, str(folder / "model.safetensors"))
-    with pytest.raises(UserError, match=r"does not have the weights that the config\.json next to it names"):
-        loaded.predict("three.npz")
-    (folder / "model.safetensors").write_bytes(b"{")
-    with pytest.raises(UserError, match=r"model\.safetensors does not fit the config\.json next to it"):
-        loaded.predict("three.npz")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"model\.safetensors: no such file, the weights"):
-        loaded.predict("three.npz")
+    weights = folder / "model.safetensors"
+    others = {name: tensor + 1 for name, tensor in state.items()}
+    for harm, message in (
+        (lambda: save_file(others, str(weights)), "does not have the weights that the config.json next to it names"),
+        (lambda: weights.write_bytes(b"{"), "model.safetensors does not fit the config.json next to it"),
+        (weights.unlink, "model.safetensors: no such file, the weights"),
+    ):
+        harm()
+        with pytest.raises(UserError, match=re.escape(message)):
+            loaded.predict("three.npz")
     (folder / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: it lacks model: bring it back"):
         pubsel.load(folder)
@@ -225,9 +217,8 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
         "streams": {"code": "another", "place": "another"},
     }
     empty = {dict: {}, list: [], str: "another"}  # of the same kind, or a record would not be read
-    values = {
-        key: value if key in kept else other.get(key, empty.get(type(value), value)) for key, value in record.items()
-    }
+    values = {key: other.get(key, empty.get(type(value), value)) for key, value in record.items()}
+    values |= {key: record[key] for key in kept & record.keys()}
     settings = json.loads(json.dumps(values["settings"]))
     used = {"take", "overlap", "candidates", "public", "private", "validation", "private_share"}
     pair = {key: value for key, value in settings["pair"].items() if key in used}
@@ -245,15 +236,7 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(
-    "words",
-    [
-        (*FOLDER, SECURE),
-        PILLAR,
-        CHOICE,
-    ],
-    ids=["network", "backbone", "choice"],
-)
+@pytest.mark.parametrize("words", [PLAIN, PILLAR, CHOICE], ids=name_of)
 def test_every_byte_is_a_function_of_what_was_released(words: tuple[str, ...], tmp_path: Path, home: Path) -> None:
     """Built again in another process, in another place, from the releases alone, while the data are out of reach."""
     record = trained(*words)
@@ -271,7 +254,7 @@ def test_every_byte_is_a_function_of_what_was_released(words: tuple[str, ...], t
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("words", [(*FOLDER, SECURE), FOLDER, CHOICE], ids=["network", "seeded", "choice"])
+@pytest.mark.parametrize("words", [PLAIN, FOLDER, CHOICE], ids=name_of)
 def test_planted_secrets_are_in_no_byte(words: tuple[str, ...], tmp_path: Path, home: Path) -> None:
     record = trained(*words)
     folder = exported(record, tmp_path / "given", "anyway=true")
@@ -299,19 +282,16 @@ def test_a_path_in_the_settings_of_a_network_is_cut_to_the_name_of_its_file() ->
 def test_public_data_are_named_without_their_path_and_private_ones_not_at_all() -> None:
     assert card._named(["/home/faust/flowers", "mnist"], "/home/faust/patients") == "flowers + mnist"
     assert card._named("/home/faust/../faust/patients", "/home/faust/patients") == "a part of the private data"
+    unnamed = "public images, which their owner does not name + mnist"
     for other in ("/home/margarete/patients", "patients"):  # the same name, but other data
-        assert card._named([other, "mnist"], "/home/faust/patients") == (
-            "public images, which their owner does not name + mnist"
-        )
+        assert card._named([other, "mnist"], "/home/faust/patients") == unnamed
     assert card._named("digits", "digits") == "digits"
 
 
 @pytest.mark.parametrize(
     "name", ["patients.npz", "./patients.npz", "~/patients.npz", "x/../patients.npz", "~/a.npz", "./b.npz"]
 )
-def test_a_file_is_the_same_however_its_path_is_spelled(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_the_same_however_its_path_is_spelled(name: str, tmp_path: Path, monkeypatch) -> None:
     """Otherwise private data would be taken, and named, as public."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -383,14 +363,14 @@ def test_what_was_trained_on_public_data_alone_needs_no_noise(tmp_path: Path) ->
 
 
 def test_a_weak_guarantee_is_called_weak_on_top(tmp_path: Path) -> None:
-    record = trained(*FOLDER, SECURE, "privacy.delta=0.02", "privacy.weak=true")
+    record = trained(*PLAIN, "privacy.delta=0.02", "privacy.weak=true")
     folder = exported(record, tmp_path / "model")
     for name, head in (("README.md", "# A classifier"), ("privacy.html", "<h1>")):
         assert "delta is above 1/125" in (folder / name).read_text().partition(head)[0]
 
 
 def test_a_guarantee_of_other_weights_is_refused_even_so(tmp_path: Path) -> None:
-    record = trained(*FOLDER, SECURE)
+    record = trained(*PLAIN)
     run = tmp_path / "run"
     shutil.copytree(record.folder, run)
     (run / "result.json").write_text(json.dumps(record | {"weights": "0"}))
@@ -427,27 +407,24 @@ def test_a_folder_that_is_there_is_left_if_each_byte_is_the_same(there: dict[str
 
 
 def test_the_folder_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = trained(*FOLDER, SECURE)
-    write, n = Path.write_bytes, 0
+    record = trained(*PLAIN)
+    write, calls = Path.write_bytes, []
 
     def fails(path: Path, content: bytes) -> int:
-        nonlocal n
-        n += 1
-        if n == 3:
-            raise KeyboardInterrupt
-        return write(path, content)
+        calls.append(path)
+        return interrupted() if len(calls) == 3 else write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", fails)
     with pytest.raises(KeyboardInterrupt):
         export.run(settings(record.folder, tmp_path / "model"))
-    assert n == 3
+    assert len(calls) == 3
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_an_empty_folder_is_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = trained(*FOLDER, SECURE)
+    record = trained(*PLAIN)
     (tmp_path / "empty").mkdir()
     assert {path.name for path in exported(record, tmp_path / "empty").iterdir()} == FILES
     before = contents(tmp_path / "empty")
@@ -501,7 +478,7 @@ def folders(home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
     before = Path.cwd()
     os.chdir(home)
     try:
-        runs = {"choice": trained(*CHOICE), "plain": trained(*FOLDER, SECURE)}
+        runs = {"choice": trained(*CHOICE), "plain": trained(*PLAIN)}
         return {name: exported(record, place / name) for name, record in runs.items()}
     finally:
         os.chdir(before)
@@ -511,22 +488,20 @@ def test_the_card_has_the_layout_of_hugging_face(folders: dict[str, Path]) -> No
     text = (folders["plain"] / "README.md").read_text()
     assert text.startswith("---\n")
     front = yaml.safe_load(text.split("---\n")[1])
-    assert front["pipeline_tag"] == "image-classification"
-    assert front["library_name"] == "pubsel"
+    assert (front["pipeline_tag"], front["library_name"]) == ("image-classification", "pubsel")
     assert "differential-privacy" in front["tags"]
     sections = ["Use", "Classes", "Intended use", "How it was made", "Figures", "Limits", "Files"]
     assert re.findall(r"^## (.*)", text, re.MULTILINE) == sections
     assert r"\<b\>cow \& co, a\|b \*c\*, bee." in text
-    assert "The names are public" in text
+    for words in ("The names are public", "private images, which their owner does not name", "states no accuracy"):
+        assert words in text
     assert "\n\n\n" not in text
     rows = re.findall(r"^\|.*", text, re.MULTILINE)
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3}
-    assert "private images, which their owner does not name" in text
-    assert "This card states no accuracy" in text
 
 
 def test_the_folder_names_the_version_that_wrote_it_and_the_code_that_trained(tmp_path: Path) -> None:
-    record = trained(*FOLDER, SECURE)
+    record = trained(*PLAIN)
     for commit, place, words in (
         ("abc123", "clean", "The code is open: pubsel 0.0.7, commit abc123, method"),
         ("abc123-dirty", "changed", "The model was trained with pubsel 0.0.7, commit abc123 with changes, method"),
@@ -575,7 +550,7 @@ def test_the_line_that_checks_epsilon_gives_no_more_than_is_stated(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     """With batches, the numerical accountant is run, whose bound depends on its grid."""
-    record = trained(*FOLDER, SECURE, "training.batch_size=20")
+    record = trained(*PLAIN, "training.batch_size=20")
     text = (exported(record, tmp_path / "model") / "privacy.html").read_text()
     (line,) = re.findall(r'python -c "(.*?)"</code>', text)
     capsys.readouterr()
@@ -585,25 +560,13 @@ def test_the_line_that_checks_epsilon_gives_no_more_than_is_stated(
     assert 0.99 * float(row) < printed <= float(row)
 
 
-def test_the_page_belongs_to_the_weights(folders: dict[str, Path]) -> None:
-    import hashlib
-
-    for folder in folders.values():
-        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        assert digest in (folder / "privacy.html").read_text()
-
-
 def test_what_is_not_covered_depends_on_the_settings() -> None:
-    pair = {"pair": {"take": "train", "overlap": "drop"}, "model": {"backbone": {"architecture": "resnet18"}}}
-    pair["pair"]["public"] = "digits"
-    privacy = {"epsilon": 1.0, "noise_source": "seeded"}
-    record = {"settings": pair, "privacy": privacy, "public": "digits", "public_labels": "of the private set"}
-    whole = " ".join(card.not_covered(record))
-    less = " ".join(
-        card.not_covered(
-            {"settings": {"model": {"name": "linear"}}, "privacy": {"noise_source": "operating system"}, "public": None}
-        )
-    )
+    pair = {"take": "train", "overlap": "drop", "public": "digits"}
+    settings = {"pair": pair, "model": {"backbone": {"architecture": "resnet18"}}}
+    record = {"settings": settings, "privacy": {"epsilon": 1.0, "noise_source": "seeded"}}
+    whole = " ".join(card.not_covered(record | {"public": "digits", "public_labels": "of the private set"}))
+    record = {"settings": {"model": {"name": "linear"}}, "privacy": {"noise_source": "operating system"}}
+    less = " ".join(card.not_covered(record | {"public": None}))
     for words in ("declared public", "left out because", "initial weights", "guess the seed", "public data: nobody"):
         assert words in whole
         assert words not in less
@@ -643,9 +606,10 @@ def test_random_weights_are_nobodys() -> None:
     assert not card._published({"name": "timm", "pretrained": False})
 
 
-def test_the_page_is_well_formed_and_needs_no_network(folders: dict[str, Path]) -> None:
+def test_the_page_is_well_formed_needs_no_network_and_names_its_weights(folders: dict[str, Path]) -> None:
     for folder in folders.values():
         text = (folder / "privacy.html").read_text()
+        assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() in text
         page = Page(text)
         assert page.open == []
         assert not re.search(r"https?://|@import|src=|<script|url\(", text)
@@ -654,7 +618,7 @@ def test_the_page_is_well_formed_and_needs_no_network(folders: dict[str, Path]) 
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
-def test_the_page_can_be_read_in_a_browser(browser, folders, width, scheme) -> None:
+def test_the_page_can_be_read_in_a_browser_and_prints_on_one_sheet(browser, folders, width, scheme) -> None:
     for folder in folders.values():
         opened(browser, (folder / "privacy.html").as_uri(), width, scheme)
         assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -662,13 +626,6 @@ def test_the_page_can_be_read_in_a_browser(browser, folders, width, scheme) -> N
         assert contrasts["least"] >= 4.5, contrasts
         assert (contrasts["page"] < 0.1) == (scheme == "dark")
         assert complaints(browser) == []
-
-
-def test_the_page_prints_on_one_sheet(browser, folders) -> None:
-    import base64
-
-    for folder in folders.values():
-        opened(browser, (folder / "privacy.html").as_uri(), 1280, "dark")
         paper = {"preferCSSPageSize": True, "printBackground": True}
         printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", paper)["data"])
         assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1, folder
@@ -761,21 +718,13 @@ def runtime() -> Any:
     return pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 
-def refused(record: pubsel.Record, target: Path, message: str) -> None:
+def refused(target: Path, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        export.run(settings(record.folder, target, format=Format.onnx))
+        export.run(settings(trained(*PLAIN).folder, target, format=Format.onnx))
     assert not target.exists()
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (*FOLDER, SECURE),
-        DIGITS,
-        WHITENED,
-    ],
-    ids=["linear", "network", "features"],
-)
+@pytest.mark.parametrize("words", [PLAIN, DIGITS, WHITENED], ids=name_of)
 def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path, runtime: Any) -> None:
     record = trained(*words)
     folder = exported(record, tmp_path / "model", "format=onnx")
@@ -787,9 +736,8 @@ def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path, run
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
     (given,) = session.get_inputs()
     x = np.load("three.npz")["test_images"][:7, None]
-    logits = session.run(
-        None, {given.name: x if given.name == "images" else x.reshape(7, -1).astype(np.float32) / 255}
-    )[0]
+    rows = x if given.name == "images" else x.reshape(7, -1).astype(np.float32) / 255
+    (logits,) = session.run(None, {given.name: rows})
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     np.testing.assert_allclose(shares, record.predict(x[:, 0]).probabilities, atol=1e-4)
 
@@ -798,10 +746,9 @@ def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path, run
 def test_onnx_that_gives_other_answers_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pubsel.release import onnx
 
-    record = trained(*FOLDER, SECURE)
     for other in ([0.0, 9.0, 0.0], [0.0, math.nan, 0.0]):
         monkeypatch.setattr(onnx, "logits_of", lambda whole, x, other=other: other)
-        refused(record, tmp_path / "model", "the network gives other answers as ONNX: leave it out")
+        refused(tmp_path / "model", "the network gives other answers as ONNX: leave it out")
 
 
 def test_logits_that_are_no_numbers_or_of_another_shape_are_not_near() -> None:
@@ -817,13 +764,10 @@ def test_logits_that_are_no_numbers_or_of_another_shape_are_not_near() -> None:
 def test_a_network_that_onnxruntime_cannot_run_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: Any
 ) -> None:
-    record = trained(*FOLDER, SECURE)
     monkeypatch.setattr(runtime, "InferenceSession", Mock(side_effect=RuntimeError("no kernel\nfor this")))
-    message = r"onnxruntime cannot run this network \(no kernel for this\): leave it out"
-    refused(record, tmp_path / "model", message)
+    refused(tmp_path / "model", r"onnxruntime cannot run this network \(no kernel for this\): leave it out")
 
 
 def test_without_the_packages_of_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = trained(*FOLDER, SECURE)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    refused(record, tmp_path / "model", r"format=onnx needs .*: pip install pubsel\[onnx\]")
+    refused(tmp_path / "model", r"format=onnx needs .*: pip install pubsel\[onnx\]")

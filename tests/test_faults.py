@@ -25,6 +25,7 @@ from pubsel.cli import main
 from pubsel.commands import list_runs, sweep
 from pubsel.messages import UserError
 from tests.forked import forked
+from tests.made import FINISHED
 
 WORDS = (
     "+experiment=quickstart training.epochs=5 training.batch_size=1297 training.chunk=256 pair.m=100 distance=none "
@@ -156,14 +157,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     """The record of a run that nothing happens to."""
     folder = tmp_path_factory.mktemp("whole")
     assert tried(folder)[0] == 0
-    assert sorted(os.listdir(run_folder(folder))) == [
-        "lock",
-        "log.txt",
-        "model.json",
-        "model.pt",
-        "result.json",
-        "settings.json",
-    ]
+    assert sorted(os.listdir(run_folder(folder))) == FINISHED
     return records(folder)
 
 
@@ -198,8 +192,7 @@ def test_a_run_that_is_killed_at_every_stage_ends_the_same(tmp_path: Path, whole
     assert records(tmp_path) == whole
     assert tried(tmp_path)[0] == 0
     assert records(tmp_path) == whole
-    kept = ["lock", "log.txt", "model.json", "model.pt", "result.json", "settings.json"]
-    assert sorted(os.listdir(run_folder(tmp_path))) == kept
+    assert sorted(os.listdir(run_folder(tmp_path))) == FINISHED
 
 
 @pytest.mark.attack
@@ -217,9 +210,7 @@ def test_a_choice_that_is_killed_leaves_no_candidates(tmp_path: Path) -> None:
     (run_folder(tmp_path) / ".result.json.0abc.part").touch()
     code, said = tried(tmp_path, words=auto)
     assert code == 0, said
-    assert (
-        sorted(os.listdir(run_folder(tmp_path))) == "lock log.txt model.json model.pt result.json settings.json".split()
-    )
+    assert sorted(os.listdir(run_folder(tmp_path))) == FINISHED
 
 
 @pytest.mark.attack

@@ -10,6 +10,7 @@ import subprocess
 import time
 from errno import EFBIG
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ from pubsel.data.features import embed, load_backbone, of_source
 from pubsel.files import _KNOWN
 from pubsel.messages import LIMITS, ROOM, UsageError, UserError
 from pubsel.models import build
-from pubsel.settings.compose import composed
 from pubsel.settings.datasets import dataset_info
-from pubsel.settings.keys import Backbone, Convert, Pair, RunConfig, Take
+from pubsel.settings.keys import Backbone, Convert, Pair, Take
 from pubsel.settings.schema import check
+from tests.made import checked, write_npz
 
 NETWORK = "test_efficientnet"
 CPU = torch.device("cpu")
@@ -155,11 +156,7 @@ def test_they_are_computed_once_and_nobody_writes_to_the_file(weights, tmp_path)
 def test_what_is_there_needs_no_right_to_write(weights, tmp_path, monkeypatch):
     """A data folder that is shared may be read-only."""
     compute(pictures(), weights, tmp_path)
-
-    def refused(*_, **__):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(features, "locked", refused)
+    monkeypatch.setattr(features, "locked", Mock(side_effect=OSError(30, "Read-only file system")))
     assert compute(pictures(), weights, tmp_path)[1] == 0
     with pytest.raises(UserError, match=r"cannot write features to .*Read-only file system: take a folder"):
         compute(pictures(seed=1), weights, tmp_path)
@@ -245,13 +242,10 @@ def test_threads_take_batches_in_turn_and_change_nothing(weights, tmp_path, monk
 def test_what_goes_wrong_in_a_thread_is_told(weights, tmp_path, monkeypatch):
     monkeypatch.setattr(features, "workers", lambda extractor: 2)
     extractor = load_backbone(backbone(weights), str(tmp_path), CPU)
-
-    def broken(x):
-        raise UsageError("too small")
-
+    broken = extractor._replace(net=Mock(side_effect=UsageError("too small")))
     before = torch.get_num_threads()
     with pytest.raises(UsageError, match="too small"):
-        features.features("some", pictures(100), extractor._replace(net=broken), NETWORK, tmp_path, print)
+        features.features("some", pictures(100), broken, NETWORK, tmp_path, print)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
     assert torch.get_num_threads() == before or before != 2
 
@@ -513,10 +507,7 @@ def test_a_backbone_that_cannot_be_had_is_one_line(weights, tmp_path, changes, k
 
 
 def test_weights_that_cannot_be_fetched_are_one_line(monkeypatch):
-    def offline(*_, **__):
-        raise OSError("We couldn't connect\nand so on")
-
-    monkeypatch.setattr(timm, "create_model", offline)
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=OSError("We couldn't connect\nand so on")))
     says = r"weights cannot be fetched \(We couldn't connect\): give .*checkpoint=FILE; model=scattering needs"
     with pytest.raises(UserError, match=says):
         load_backbone(check(Backbone, {"architecture": NETWORK}), "", CPU)
@@ -534,8 +525,7 @@ def test_a_network_whose_weights_are_not_at_hand_names_the_other_source(monkeypa
 
     sources = {"layers_coral": "; model=mobilenetv2_layers fetches", "layers": "model=mobilenetv2_layers_coral"}
     for name, says in sources.items():
-        with composed("run", [f"model=mobilenetv2_{name}"]) as values:
-            model = check(RunConfig, values).model
+        model = checked("run", f"model=mobilenetv2_{name}").model
         monkeypatch.setattr(timm, "create_model", offline)
         with pytest.raises(UserError, match=says):
             build(model, (3, 64, 64), 10, (0.5,) * 3, (0.2,) * 3, 0, str(tmp_path))
@@ -554,14 +544,14 @@ def test_a_weight_file_may_lie_in_the_data_folder_and_under_a_prefix(weights, tm
 # The public part of a training split
 
 
-def npz(path, train=40, test=20, classes=4, size=4, **changes):
+def npz(path, train=40, test=20, size=4, labels=None):
     """Images whose first pixel is their number, with cycling labels."""
-    arrays = {}
-    for i, (part, n) in enumerate({"train": train, "test": test}.items()):
+    parts = []
+    for i, n in enumerate((train, test)):
         images = np.random.RandomState(i).randint(0, 256, (n, size, size), dtype=np.uint8)
         images[:, 0, 0] = 100 * i + np.arange(n)
-        arrays |= {f"{part}_images": images, f"{part}_labels": np.arange(n)[::-1] % classes}
-    np.savez(path, **(arrays | changes))
+        parts.append((images, labels[i] if labels else np.arange(n)[::-1] % 4))
+    write_npz(path, *parts)
     return str(path)
 
 
@@ -627,8 +617,7 @@ def test_settings_that_do_not_fit_the_data(tmp_path, changes, says):
 
 
 def test_shots_need_classes(tmp_path):
-    rows = {"train_labels": np.eye(4)[np.arange(40) % 4], "test_labels": np.eye(4)[np.arange(20) % 4]}
-    path = npz(tmp_path / "set.npz", **rows)
+    path = npz(tmp_path / "set.npz", labels=(np.eye(4)[np.arange(40) % 4], np.eye(4)[np.arange(20) % 4]))
     with pytest.raises(UsageError, match=r"pair\.shots=2: .*several labels.*pair\.m"):
         taken(path, shots=2)
     assert taken(path).public.y.shape == (10, 4)
@@ -671,12 +660,10 @@ def test_public_features_of_another_width_are_refused(tmp_path):
 def test_features_of_real_images():
     """MobileNetV2 on 64 photographs of flowers."""
     root = os.environ["PUBSEL_DATA"]
-    file = "mobilenetv2_100.safetensors"
-    if not (Path(root) / file).is_file():
-        pytest.skip(f"no {file} in PUBSEL_DATA")
-    values = {"architecture": "mobilenetv2_100", "checkpoint": file, "options": {"pad_type": "same"}}
-    values |= {"input_size": 128, "mean": [0.5] * 3, "std": [0.5] * 3}
-    extractor = load_backbone(check(Backbone, values), root, CPU)
+    model = checked("run", "model=mobilenetv2_coral", "model.backbone.input_size=128").model
+    if not (Path(root) / model.backbone.checkpoint).is_file():
+        pytest.skip(f"no {model.backbone.checkpoint} in PUBSEL_DATA")
+    extractor = load_backbone(model.backbone, root, CPU)
     x = open_dataset("flowers5", root, False).train.x[:64]
     assert dataset_info("flowers5").shape == list(x.shape[1:])
     found = torch.cat([embed(part, extractor) for part in x.split(32)])

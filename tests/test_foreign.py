@@ -36,11 +36,10 @@ from pubsel.release import classifier
 from pubsel.release.bundle import public_facts
 from pubsel.rules import canonical
 from pubsel.settings import fetching
-from pubsel.settings.compose import composed
 from pubsel.settings.explain import method_class
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import Model, Norm, RunConfig
-from pubsel.settings.schema import check
+from pubsel.settings.keys import Model, Norm
+from tests.made import checked
 
 PLAIN = {
     "name": "any",
@@ -196,24 +195,12 @@ def test_a_network_of_torchvision_is_rebuilt_without_its_published_weights(name,
 
 def evil_record(group):
     """The record of a run that pubsel would read again, if it were not for the class that it names."""
-    words = ["+experiment=quickstart", "algorithm=gep", "algorithm.k=10", "distance=gsd"]
-    with composed("run", words) as values:
-        made = canonical(check(RunConfig, values))
+    made = canonical(checked("run", "+experiment=quickstart", "algorithm=gep", "algorithm.k=10", "distance=gsd"))
     made = dataclasses.replace(made, **{group: getattr(made, group) | {"_target_": "evil.Evil"}})
     settings, identity = as_json(made), identity_of(made)
     n = len(pubsel.open_dataset("digits").train.y)
     changed = {"settings": settings, "identity": identity, "private_examples": n, "weights": "0", "test_examples": 9}
-    stated = {
-        "valid": True,
-        "statement": "",
-        "epsilon": 4.0,
-        "delta": 1e-5,
-        "sampling_rate": 1.0,
-        "steps": 1,
-        "noise_multiplier": 1.0,
-        "accountant": "",
-        "noise_source": "seeded",
-    }
+    stated = synthetic.STATED | {"epsilon": 4.0, "sampling_rate": 1.0}
     return synthetic.record() | changed | {"privacy": stated, "metric": "accuracy"} | NOW
 
 

@@ -14,7 +14,8 @@ from pubsel.privacy import ledger
 from pubsel.privacy.composition import components_of
 from pubsel.privacy.ledger import Entry, Spent, cost_of, note, read
 from pubsel.records import leave_out
-from tests.synthetic import record, secret_named
+from tests.made import done, interrupted
+from tests.synthetic import STATED, record, secret_named
 
 SEEDED = Entry("cell", "digits", "training", 2.0, 1e-5, "key")
 SECURE = SEEDED._replace(key=None)
@@ -255,8 +256,7 @@ def test_seeded_noise_that_is_repeated_is_one_release(cli) -> None:
     assert cli("run", f"replay={path}", "results=elsewhere", "threads=1")[0] == 0
     assert total(Path("elsewhere")) == pytest.approx(2)
     (other,) = Path("results/runs").glob("*-seed1-*")
-    code, _, err = cli("runs", "delete", other.name, "yes=true")
-    assert code == 0
+    _, err = done(cli, "runs", "delete", other.name, "yes=true")
     assert "once more, unless data, settings and code are what they were" in err
     assert cli("runs")[1].endswith("2 releases (1 of deleted runs), epsilon 4, delta 2e-05\n")
     assert cli("run", *TINY, "seed=1")[0] == 0
@@ -266,14 +266,9 @@ def test_seeded_noise_that_is_repeated_is_one_release(cli) -> None:
 def test_a_divergence_that_was_seen_is_spent(cli) -> None:
     wild = [*TINY, "algorithm=dp_sgd", "training.epochs=3", "training.learning_rate=1e38"]
     assert cli("run", *wild)[0] == 1
-    code, _, err = cli("runs", "delete", "state=failed", "yes=true")
-    assert code == 0
+    _, err = done(cli, "runs", "delete", "state=failed", "yes=true")
     assert "failed; to run it again spends epsilon 2 once more" in err
     assert "1 release (1 of deleted runs), epsilon 2" in cli("runs")[1]
-
-
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_what_cannot_be_read_names_what_is_spent_again(cli) -> None:
@@ -306,16 +301,12 @@ def test_choices_and_noisy_distances_are_releases_too(cli) -> None:
 
 def test_a_first_release_is_one_too(cli) -> None:
     words = ["model=pixels", "algorithm=dp_pca", "algorithm.k=4", "algorithm.share=0.25"]
-    code, _, err = cli("run", *TINY, *words)
-    assert code == 0, err
+    done(cli, "run", *TINY, *words)
     found = [(line["what"], line["epsilon"]) for line in lines(Path("results"))]
     assert found == [("first release", pytest.approx(0.5, rel=1e-3)), ("training", pytest.approx(1.5, rel=1e-3))]
 
 
 # Held against the records
-
-STATED = {"epsilon": 2.0, "delta": 1e-5, "valid": True, "statement": "s", "steps": 1, "noise_multiplier": 1.0}
-STATED |= {"accountant": "a", "noise_source": "seeded"}
 
 
 def finished(folder: Path, cell: str = "cell", **changes: object) -> None:

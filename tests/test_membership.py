@@ -10,7 +10,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from scipy.stats import norm
 from torch import nn
@@ -36,11 +35,9 @@ from pubsel.models import build
 from pubsel.papers import join
 from pubsel.papers.attacked import beside_paper
 from pubsel.privacy.randomness import stream
-from pubsel.settings import CONF
-from pubsel.settings.keys import AttackConfig, Model, Norm
-from pubsel.settings.schema import check
+from pubsel.settings.keys import Model, Norm
 from pubsel.training.evaluation import evaluate
-from tests.made import network
+from tests.made import checked, done, network, write_npz
 from tests.synthetic import distance
 
 RANDOM = np.random.default_rng(0)
@@ -222,11 +219,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def made(path, n=60):
     """Images with labels that mean nothing: whatever a network knows of them it has by heart."""
     draw = np.random.default_rng(0)
-    arrays = {}
-    for part, size in (("train", n), ("test", 200)):
-        arrays[f"{part}_images"] = draw.integers(256, size=(size, 8, 8), dtype=np.uint8)
-        arrays[f"{part}_labels"] = np.arange(size) % 3
-    np.savez(path, **arrays)
+    parts = ((draw.integers(256, size=(size, 8, 8), dtype=np.uint8), np.arange(size) % 3) for size in (n, 200))
+    write_npz(path, *parts)
 
 
 RUN = ["run", "pair.private=tiny.npz", "pair.public=tiny.npz", "distance=none", "threads=1"]
@@ -236,8 +230,7 @@ BY_HEART = [*LINEAR, "algorithm=non_private", "training.epochs=300"]
 
 def run_of(words, cli) -> tuple[Path, dict]:
     before = set(Path("results").glob("runs/*/result.json"))
-    code, _, err = cli(*words)
-    assert code == 0, err
+    done(cli, *words)
     (path,) = set(Path("results").glob("runs/*/result.json")) - before
     return path.parent, json.loads(path.read_text())
 
@@ -245,14 +238,12 @@ def run_of(words, cli) -> tuple[Path, dict]:
 def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_one_is_not(folder, cli):
     run_of(BY_HEART, cli)
     run_of([*LINEAR, "algorithm=dp_sgd", "epsilon=0.1"], cli)
-    code, out, _ = cli("attack", "loss", "run=all", "threads=1")
-    assert code == 0
+    out, _ = done(cli, "attack", "loss", "run=all", "threads=1")
     assert "tpr_at_fpr_0.01" in out
     frame = pandas.read_csv("results/tables/loss_attack.csv").set_index("algorithm")
     assert frame.loc["non_private", "auc_low"] > 0.8
     assert frame.loc["dp_sgd", "auc_low"] < 0.5 < frame.loc["dp_sgd", "auc_high"]
-    assert list(frame["members"]) == [60, 60]
-    assert list(frame["others"]) == [200, 200]
+    assert (list(frame["members"]), list(frame["others"])) == ([60, 60], [200, 200])
     stored = [json.loads(path.read_text()) for path in Path("results").glob("attacks/*/result.json")]
     assert {record["algorithm"]: record["auc"] for record in stored} == pytest.approx(dict(frame["auc"]))
     assert all("not differentially private" in record["privacy"] for record in stored)
@@ -266,8 +257,6 @@ def test_a_network_that_never_saw_the_examples_is_not_attacked():
 
 
 FEATURES = [*RUN, "model=pixels", "pair.take=train", "pair.m=20", "epsilon=2", "training.batch_size=40"]
-
-
 NETWORK = [*RUN, "model=digits_cnn"]
 
 
@@ -284,15 +273,10 @@ NETWORK = [*RUN, "model=digits_cnn"]
 def test_a_run_is_reopened_as_it_was_trained(folder, cli, words):
     """The loss of the reopened network is that of the one that was trained: its utility, to the last digit."""
     run, record = run_of(words, cli)
-    model, task = reopened(record, run, here(), torch.device("cpu"))
+    model, task = reopened(record, run, checked("attack", "attack=loss"), torch.device("cpu"))
     assert evaluate(model, task.test, task.metric) == record["utility"]
     assert weights_digest(model) == record["weights"]
     assert len(task.private.x) == record["private_examples"]
-
-
-def here() -> AttackConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return check(AttackConfig, compose("attack", ["attack=loss"]))
 
 
 def test_an_attack_is_kept_until_the_weights_are_others(folder, cli):
@@ -312,8 +296,7 @@ def test_of_several_runs_one_that_is_damaged_is_named_and_left_out(folder, cli):
     run, _ = run_of(BY_HEART, cli)
     other, _ = run_of([*BY_HEART, "seed=1"], cli)
     (run / "model.pt").unlink()
-    code, _, err = cli("attack", "loss", "run=all")
-    assert code == 0
+    _, err = done(cli, "attack", "loss", "run=all")
     assert f"left out: results/runs/{run.name}/model.pt" in err
     assert list(pandas.read_csv("results/tables/loss_attack.csv")["run"]) == [other.name]
 
@@ -386,8 +369,7 @@ def test_a_mistake_is_answered_in_one_line(folder, cli, words, code, says):
 
 def test_attacks_on_gsd_from_the_command_line(folder, cli):
     words = [*GSD, "distance.k=4", "targets=2", "distance.initialisations=2"]
-    code, first, _ = cli("attack", "gsd_white_box", *words)
-    assert code == 0
+    first, _ = done(cli, "attack", "gsd_white_box", *words)
     assert "known_but_one" in first
     assert not Path("results/tables").exists()
     assert cli("table", "gsd_table8")[0] == 0
@@ -397,8 +379,7 @@ def test_attacks_on_gsd_from_the_command_line(folder, cli):
     code, again, err = cli("attack", "gsd_white_box", *words)
     assert (code, again) == (0, first)
     assert "attacked before" in err
-    code, out, _ = cli("attack", "gsd_black_box", *words)
-    assert code == 0
+    out, _ = done(cli, "attack", "gsd_black_box", *words)
     assert [line.split()[1] for line in out.splitlines()[1:3]] == ["images", "outputs"]
 
 
@@ -416,8 +397,7 @@ def test_a_table_of_attacks_is_written_from_records(folder, cli):
     def again(words) -> str:
         for path in tables.iterdir():
             path.unlink()
-        code, out, _ = cli("table", words)
-        assert code == 0
+        out, _ = done(cli, "table", words)
         return out
 
     for table in ("gsd_table9", "all"):
@@ -445,8 +425,7 @@ def test_a_table_of_attacks_without_a_record_says_so(folder, cli):
     assert code == 0
     assert line == "No record of this table in results/attacks yet: the figures are the paper's alone."
     assert list(pandas.read_csv("results/tables/gsd_table9.csv")["paper_success_rate"]) == [51.65, 52.19]
-    code, out, _ = cli("table", "all")
-    assert code == 0
+    out, _ = done(cli, "table", "all")
     assert out.splitlines()[-1].endswith(", gsd_table8, gsd_table9")
     code, _, err = cli("table", "gsd_table99")
     assert code == 2

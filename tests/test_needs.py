@@ -1,6 +1,5 @@
 """The memory that a run needs: what is counted against what is held; what does not fit is refused before it starts."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -98,10 +97,9 @@ def test_the_memory_of_a_distance_is_what_it_holds(name):
         (["distance.m=1000000000"], "lower distance.m, or set distance=none"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_computed(words, remedy, tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("folder")
+def test_what_does_not_fit_is_refused_before_anything_is_computed(words, remedy, monkeypatch, capsys):
     """Neither the distance nor outputs of frozen layers are begun."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", sys.argv)
     for begun in ("pair_distance", "prepare"):
         monkeypatch.setattr(run, begun, lambda *given, begun=begun: pytest.fail(begun))
     if "distance=none" in words:

@@ -19,9 +19,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from test_split import images, network
 from torch import nn
 
@@ -39,11 +36,13 @@ from pubsel.privacy import randomness
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.settings import CONF
-from pubsel.settings.keys import Lora, Training
+from pubsel.settings.keys import Lora
+from pubsel.settings.methods import option
 from pubsel.training import loop, parallel, torchrun
 from pubsel.training.loop import ONE_PROCESS, Job, fit
 from pubsel.training.parallel import places_in_share, share
 from tests.forked import forked
+from tests.made import build, training
 from tests.synthetic import secret_named
 
 WORDS = """+experiment=quickstart training.epochs=20 pair.private_share=0.3 training.batch_size=1000 training.chunk=64
@@ -87,8 +86,7 @@ class Watching:
     """An algorithm that notes in each process, by its number, the weights that it sees, and what comes of `act`."""
 
     def __init__(self, name: str, folder: Path, act: Callable[[int, Any], None] | None = None):
-        settings = yaml.safe_load((CONF / "algorithm" / f"{name}.yaml").read_text())
-        self.inner = algorithms.build(settings | ({"k": 6, "power_iterations": 2} if name == "gep" else {}))
+        self.inner = build(name, **({"k": 6, "power_iterations": 2} if name == "gep" else {}))
         self.folder, self.act = folder, act
 
     def mechanism(self, view: View, step: int) -> algorithms.Mechanism:
@@ -109,17 +107,7 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
     model = nn.Sequential(Float64(), net(1, 16, 16, 3)).double().eval()  # decides what else the basis spans
     x, y = torch.randint(256, (61, 1, 16, 16), dtype=torch.uint8), torch.randint(3, (61,))
     task = Task(Split(x[:47], y[:47]), Split(x[47:], y[47:]), Split(x, y), 3, "accuracy", (0.5,), (0.5,), ())
-    settings = Training(
-        epochs=STEPS * rate,
-        batch_size=round(rate * 47),
-        learning_rate=0.3,
-        momentum=0.9,
-        weight_decay=0.0,
-        milestones=[],
-        decay=0.1,
-        chunk=4,
-        checkpoint_seconds=0,
-    )
+    settings = training(batch_size=round(rate * 47), learning_rate=0.3, milestones=[], checkpoint_seconds=0)
     plan = schedule(47, settings)._replace(steps=STEPS)
     seen: list[float] = []
 
@@ -205,22 +193,14 @@ def fail(step: int, made: algorithms.Mechanism, rank: int) -> None:
         raise ValueError("the tensor is broken")
 
 
-def fail_first(step: int, made: algorithms.Mechanism) -> None:
-    fail(step, made, 0)
-
-
-def fail_second(step: int, made: algorithms.Mechanism) -> None:
-    fail(step, made, 1)
-
-
 def three_in_turn(folder: Path) -> None:
     """As cells of a sweep: one in which a helper fails, one in which the leader does, and one that comes to its end."""
 
     def work() -> int:
-        for act, kind in ((fail_second, UserError), (fail_first, ValueError)):
+        for rank, kind in ((1, UserError), (0, ValueError)):
             with pytest.raises(kind, match="the tensor is broken") as caught:
-                trained(folder / act.__name__, "dp_sgd", act)
-            (folder / f"{act.__name__}.txt").write_text(str(caught.value))
+                trained(folder / f"{rank}", "dp_sgd", partial(fail, rank=rank))
+            (folder / f"{rank}.txt").write_text(str(caught.value))
         torch.save(trained(folder / "good", "dp_sgd"), folder / "trained.pt")
         return 0
 
@@ -229,7 +209,7 @@ def three_in_turn(folder: Path) -> None:
 
 def test_a_failure_in_any_process_is_told_by_the_first_and_stops_no_later_cell(tmp_path: Path) -> None:
     assert together(three_in_turn, tmp_path) == [0, 0]
-    assert (tmp_path / "fail_second.txt").read_text() == "process 1 of 2: ValueError: the tensor is broken"
+    assert (tmp_path / "1.txt").read_text() == "process 1 of 2: ValueError: the tensor is broken"
     want = trained(tmp_path / "one", "dp_sgd")[0]
     torch.testing.assert_close(torch.load(tmp_path / "trained.pt")[0], want, rtol=1e-9, atol=1e-11)
 
@@ -272,16 +252,9 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def break_helper() -> None:
-    at_call("pubsel.training.parallel.clipped_sum", 4, 1, broken)
-
-
-def kill_helper() -> None:
-    at_call("pubsel.training.parallel.clipped_sum", 4, 1, die)
-
-
-def kill_leader() -> None:
-    at_call("pubsel.training.loop.noisy_mean", 4, 0, die)
+break_helper = partial(at_call, "pubsel.training.parallel.clipped_sum", 4, 1, broken)
+kill_helper = partial(at_call, "pubsel.training.parallel.clipped_sum", 4, 1, die)
+kill_leader = partial(at_call, "pubsel.training.loop.noisy_mean", 4, 0, die)
 
 
 def record(folder: Path) -> dict:
@@ -391,9 +364,7 @@ def linear(seed: int) -> View:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml")))
 def test_a_mechanism_shares_all_that_its_sum_owes_to_public_data(name: str) -> None:
     """Two views of other public data sum alike once one has the shared tensors of the other."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        settings = OmegaConf.to_container(compose("run", [f"algorithm={name}"]).algorithm)
-    algorithm = algorithms.build(settings | ({"k": 5} if "k" in settings else {}))
+    algorithm = build(name, **({"k": 5} if "k" in option("algorithm", name) else {}))
     if isinstance(algorithm, Solves) or algorithm.sensitivity() == 0:
         pytest.skip("it takes no step")
     one, two = (algorithm.mechanism(linear(seed), 0) for seed in (1, 2))

@@ -8,7 +8,7 @@ import pandas
 import pytest
 import torch
 from scipy.optimize import brentq
-from test_audit import CLASSES, LINEAR, task_of, training_of
+from test_audit import CLASSES, LINEAR, task_of
 
 import pubsel.privacy.lattice
 from pubsel.algorithms import dp_sgd
@@ -21,7 +21,7 @@ from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.training.loop import Job, fit, noisy_sum
-from tests.made import build
+from tests.made import build, training
 from tests.synthetic import secret_named
 
 D, N = 12, 40
@@ -51,8 +51,9 @@ def followed(tmp_path, algorithm, rate=1.0, steps=6, epsilon=2.0, every=1, rate_
         return look(view, step)
 
     watched.mechanism = mechanism
-    schedule, training = Schedule(N, rate, steps, max(1, round(rate * N))), training_of(rate_of_learning)
-    job = Job(watched, schedule, plan.noise_multiplier, training, "name", tmp_path / "checkpoint.pt")
+    schedule = Schedule(N, rate, steps, max(1, round(rate * N)))
+    settings = training(momentum=0.0, milestones=[], chunk=None, learning_rate=rate_of_learning)
+    job = Job(watched, schedule, plan.noise_multiplier, settings, "name", tmp_path / "checkpoint.pt")
     fit(model, task, job, secret_named())
     return losses, plan, weights
 

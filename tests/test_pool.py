@@ -43,7 +43,6 @@ def sums(clusters, x, people=None):
 @pytest.mark.parametrize("many", [(40, 40), (300, 300, 300), (5, 600, 20)])
 def test_one_example_more_adds_at_most_one_to_one_count(many):
     clusters = pool.clusters_of(mixed(*many)[0])
-    """Its count is added to those of the others: test_the_cluster_of_an_example_does_not_depend_on_others."""
     rows = torch.cat([worst(examples(0, 40, seed=1)[0]), *(examples(kind, 30, seed=2) for kind in range(3))])
     changes = np.array([sums(clusters, row[None]) for row in rows])
     assert changes.min() == 0
@@ -111,9 +110,8 @@ def test_the_operating_systems_entropy_serves():
 
 def test_noise_hides_parts_of_an_example_too():
     """A person's examples add any part of one, which noise of whole ones would leave to be read off."""
-    drawn = pool.noisy_counts(
-        [UNIT // 3] * 300, accountant.pure(1.0, 1.0, 1, "discrete Laplace"), stream("test", "parts")
-    )
+    plan = accountant.pure(1.0, 1.0, 1, "discrete Laplace")
+    drawn = pool.noisy_counts([UNIT // 3] * 300, plan, stream("test", "parts"))
     assert len({round(count % 1, 1) % 1 for count in drawn}) == 10
 
 
@@ -182,11 +180,9 @@ def test_what_is_drawn_is_used_if_it_is_of_the_private_kind(many, used):
     private = Private.of(examples(0, 500, seed=7), None)
     noisy = pool.histogram(1.0, private, clusters, True, secret)
     wanted = pool.shares(noisy, 500, pool.plan_of(1.0, True), True)
-    drawn = (
-        None
-        if wanted is None
-        else x[torch.from_numpy(pool.draw_by_cluster(wanted, nearest, 100, stream("test", "draw")))]
-    )
+    drawn = None
+    if wanted is not None:
+        drawn = x[torch.from_numpy(pool.draw_by_cluster(wanted, nearest, 100, stream("test", "draw")))]
     assert pool.covered(1.0, drawn, private, secret) == used
 
     spend = pool.pool_cost(1.0, True)
@@ -200,10 +196,8 @@ def test_all_of_epsilon_is_the_histograms_if_public_data_must_be_used():
     assert spend.noise_multiplier == pytest.approx(1)
     private = Private.of(examples(0, 500, seed=7), None)
     clusters = pool.clusters_of(mixed(0, 300)[0])
-    half, whole = (
-        [pool.histogram(1.0, private, clusters, with_none, lambda *_: SystemEntropy()) for _ in range(30)]
-        for with_none in (True, False)
-    )
+    drawn = partial(pool.histogram, 1.0, private, clusters, secret=lambda *_: SystemEntropy())
+    half, whole = ([drawn(with_none=with_none) for _ in range(30)] for with_none in (True, False))
     assert np.std(half, axis=0).mean() > 1.4 * np.std(whole, axis=0).mean()
 
 
@@ -281,9 +275,8 @@ def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, cap
     assert record["public_labels"] == "of another set"
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
     assert [part["what"] for part in record["privacy"]["parts"]] == ["selection of the public examples", "training"]
-    assert record["privacy"]["statement"].startswith(
-        "The choice of the public examples (by a noisy histogram) and the trained weights are ("
-    )
+    stated = "The choice of the public examples (by a noisy histogram) and the trained weights are ("
+    assert record["privacy"]["statement"].startswith(stated)
     assert any("rounded differently" in text for text in record["privacy"]["not_covered"])
     (lines,) = ledger.ledgers("results")
     assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
@@ -291,8 +284,7 @@ def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, cap
 
 def test_a_run_trains_without_public_data_if_the_pool_has_other_kinds_only(folder, capsys):
     record = chosen(capsys, "pair.pool=[other.npz]")
-    assert record["public"] is None
-    assert record["public_labels"] is None
+    assert record["public"] is record["public_labels"] is None
     assert record["pool"]["examples"] == {"other.npz": 0}
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
 
@@ -356,10 +348,7 @@ def test_a_finished_run_is_found_again_with_the_examples_that_it_drew(folder, ca
     ("words", "message"),
     [
         (["model=linear", "algorithm=dp_md"], "pair.public=pool: compares features: set model.backbone"),
-        (
-            ["epsilon_select=null"],
-            "pair.public=pool, pair.pool=[A,B,...] and epsilon_select=... belong together: give all",
-        ),
+        (["epsilon_select=null"], "pair.pool=[A,B,...] and epsilon_select=... belong together: give all"),
         (["pair.pool=null"], "pair.public=pool, pair.pool=[A,B,...] and epsilon_select=... belong together: give all"),
         (["pair.public=mixed.npz", "pair.m=50"], "belong together"),
         (["pair.pool=[mixed.npz,mixed.npz]"], "pair.pool=[mixed.npz,mixed.npz]: give each set once"),

@@ -17,13 +17,12 @@ from pubsel.data import Split, Task
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models.trained import head
-from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.records import read_records
 from pubsel.release.run import other_utilities
 from pubsel.settings.keys import Labels, Training
 from pubsel.training.loop import Job, fit
-from tests.made import build
+from tests.made import build, interrupted, secret, write_npz
 from tests.synthetic import secret_named
 
 
@@ -39,12 +38,8 @@ def patterns(n, classes, seed=0):
 def view(public, classes=3, steps=10, same_task=True):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, classes)).eval()
-
-    def random(purpose, step):
-        return stream("test", purpose, step)
-
     gradients = PerExampleGradients(model, 16)
-    return View(model, gradients, public, classes, False, random, steps=steps, same_task=same_task)
+    return View(model, gradients, public, classes, False, secret, steps=steps, same_task=same_task)
 
 
 # DP mirror descent
@@ -148,9 +143,7 @@ def test_a_run_that_goes_on_does_not_repeat_the_public_phase(tmp_path, monkeypat
     class Watched(SecondPhase):
         def mechanism(self, view, step):
             starts.append(view.start)
-            if step == halt:
-                raise KeyboardInterrupt
-            return super().mechanism(view, step)
+            return interrupted() if step == halt else super().mechanism(view, step)
 
     algorithm = Watched(**vars(build("second_phase", public_rate=0.01, public_epochs=2)))
 
@@ -210,9 +203,8 @@ def test_after_it_comes_dp_sgd():
 def test_a_run_records_whose_labels_the_public_ones_are(name, public, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for file, classes in (("own.npz", 3), ("other.npz", 4)):
-        parts = {"train": patterns(150, classes), "test": patterns(80, classes, seed=1)}
-        arrays = {f"{part}_images": (s.x[:, 0] * 100).byte().numpy() for part, s in parts.items()}
-        np.savez(file, **arrays, **{f"{part}_labels": s.y.numpy() for part, s in parts.items()})
+        parts = patterns(150, classes), patterns(80, classes, seed=1)
+        write_npz(file, *(((split.x[:, 0] * 100).byte().numpy(), split.y.numpy()) for split in parts))
     words = ["model=linear", f"algorithm={name}", "pair.private=own.npz", "pair.m=20", "threads=1"]
     words += [f"pair.public={public}.npz", "training.batch_size=150", "training.epochs=3", "epsilon=2", "distance=none"]
     assert main(["run", *words]) == 0, capsys.readouterr().err

@@ -19,6 +19,7 @@ from pubsel.privacy.randomness import Secret, SystemEntropy
 from pubsel.selection import Comparison
 from pubsel.settings import methods
 from pubsel.training.loop import Job
+from tests.made import FINISHED, interrupted
 
 N = 120  # private examples
 WORDS = """
@@ -233,13 +234,10 @@ def test_only_one_function_makes_secret_streams():
 
 def stopped(monkeypatch: pytest.MonkeyPatch, at: int = 5) -> Path:
     """The run's checkpoint, after it was stopped before a step."""
-    take = pubsel.training.loop.noisy_mean
-    calls = iter(range(10_000))
+    take, calls = pubsel.training.loop.noisy_mean, iter(range(10_000))
 
     def stop(*arguments, **named):
-        if next(calls) == at:
-            raise KeyboardInterrupt
-        return take(*arguments, **named)
+        return interrupted() if next(calls) == at else take(*arguments, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr("pubsel.training.loop.noisy_mean", stop)
@@ -285,8 +283,7 @@ def test_a_checkpoint_of_another_program_is_refused(monkeypatch, capsys):
 def test_a_resumed_run_is_the_run_that_was_not_stopped_and_forgets(monkeypatch):
     path = stopped(monkeypatch)
     assert main(["run", *WORDS]) == 0
-    left = "lock log.txt model.json model.pt result.json settings.json"
-    assert sorted(file.name for file in path.parent.iterdir()) == left.split()
+    assert sorted(file.name for file in path.parent.iterdir()) == FINISHED
     assert main(["run", *WORDS, "results=again"]) == 0
     one, two = (json.loads(next(Path(top).glob("runs/*/result.json")).read_text()) for top in ("results", "again"))
     assert one["weights"] == two["weights"]
@@ -309,7 +306,7 @@ def test_a_run_resumed_elsewhere_draws_anew(monkeypatch):
 
 @pytest.mark.attack
 def test_a_choice_of_other_data_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("pubsel.release.run.fit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("pubsel.release.run.fit", interrupted)
     assert main(["run", *WORDS, *CHOICE]) == 130
     assert list(Path("results").glob("runs/*/selection.pt"))
     write("other", 9)

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from pubsel import records
 from pubsel.commands import replay
@@ -15,16 +14,14 @@ from pubsel.messages import UsageError, UserError
 from pubsel.rules import canonical
 from pubsel.settings import CONF, command_line
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import RankConfig, RunConfig
-from pubsel.settings.schema import check
+from tests.made import checked
 from tests.test_numbers import rounds_as_records_were_made
 
 RECORDS = records.read_records(CONF.parent / "results")
 
 
 def identity(words: list[str]) -> str:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return identity_of(canonical(check(RunConfig, compose("run", words))))
+    return identity_of(canonical(checked("run", *words)))
 
 
 def kind(record: dict) -> tuple:
@@ -56,8 +53,7 @@ UNUSUAL = [
 
 @pytest.mark.parametrize("words", [*([f"+experiment={name}"] for name in sorted(EXPERIMENTS)[::4]), *UNUSUAL])
 def test_settings_as_a_record_has_them_make_the_same_run(words):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        made = canonical(check(RunConfig, compose("run", words)))
+    made = canonical(checked("run", *words))
     assert identity(command_line.overrides(json.loads(json.dumps(as_json(made))))) == identity_of(made)
 
 
@@ -71,8 +67,7 @@ def test_settings_as_a_record_has_them_make_the_same_run(words):
 )
 def test_a_measured_distance_is_repeated_from_its_record(more, tmp_path):
     def settings(words):
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return json.loads(json.dumps(as_json(check(RankConfig, compose("rank", words)))))
+        return json.loads(json.dumps(as_json(checked("rank", *words))))
 
     record = {"identity": "a-rank", "settings": settings(more), "device": "cpu"}
     records.write_record(tmp_path / "ranks" / "a-rank" / "result.json", record)
@@ -87,8 +82,7 @@ def test_a_measured_distance_is_repeated_from_its_record(more, tmp_path):
 
 def test_what_the_command_line_gives_replaces_what_a_record_has(tmp_path):
     """Of a run that has not finished too: it has no record yet."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        made = canonical(check(RunConfig, compose("run", [*UNUSUAL[7], "seed=3"])))
+    made = canonical(checked("run", *UNUSUAL[7], "seed=3"))
     for name in ("runs/a/settings.json", "audits/b/result.json"):
         record = {"identity": "b", "settings": json.loads(json.dumps(as_json(made)))}
         records.write_record(tmp_path / name, record)
@@ -130,8 +124,7 @@ def test_shipped_records_are_repeated(tmp_path, monkeypatch):
     for path in Path(os.environ["PUBSEL_DATA"]).glob("flowers5*"):
         Path("data", path.name).symlink_to(path)  # what is made of the data is kept beside them
     for record in chosen:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            words = records.expanded("run", [f"replay={record['identity']}", "download=false", "device=cpu"])
-            asked = check(RunConfig, compose("run", [*words, "data_root=data"]))
+        words = records.expanded("run", [f"replay={record['identity']}", "download=false", "device=cpu"])
+        asked = checked("run", *words, "data_root=data")
         same, text = replay.repeat(record["identity"], asked)
         assert same, text

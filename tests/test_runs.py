@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 
 from pubsel.commands import list_runs, replay
-from tests.made import Cli
+from tests.made import Cli, done
 
 TINY = """
 +experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false
@@ -55,8 +55,7 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     assert names(cli("runs", "pair.private_share=1")[1]) == [name]
     assert not names(cli("runs", "pair.private_share=0.5")[1])
 
-    code, out, _ = cli("runs", "show", name.split("-")[-1])
-    assert code == 0
+    out, _ = done(cli, "runs", "show", name.split("-")[-1])
     assert f"{100 * record['utility']:.2f} %" in out
     assert record["privacy"]["statement"] in out
     assert re.search(r"  \S+ \S+  finished: accuracy 0\.", out)
@@ -64,8 +63,7 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     code, _, err = cli(*shlex.split(command))
     assert (code, err) == (0, f"{name}: finished before\n")  # the command is that of this run
 
-    code, out, _ = cli("run", f"replay={path}")
-    assert code == 0
+    out, _ = done(cli, "run", f"replay={path}")
     assert out.startswith(f"{name}: the same, bit for bit\n  weights: {record['weights']}\n")
 
     # sentences may have changed, and numbers on other hardware a little
@@ -111,8 +109,7 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
 def test_every_state_is_found(cli: Cli) -> None:
     for state in ("failed", "unfinished", "corrupt"):
         made(f"digits-none-x-{state}", state, algorithm={"name": state})
-    code, out, _ = cli("runs")
-    assert code == 0
+    out, _ = done(cli, "runs")
     assert [line.split()[1] for line in out.splitlines()[1:4]] == ["corrupt", "failed", "unfinished"]
     assert "digits-none-x-failed: training diverged" in out
     assert "3 runs: 1 failed, 1 unfinished, 1 corrupt" in out

@@ -244,9 +244,8 @@ WORDS = ["model=scattering", "distance=none", "training=pillar", "training.steps
     ],
     ids=str,
 )
-def test_a_private_classifier_learns_from_it(more, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ["run", *PAIR, *WORDS, *more, "epsilon=8", f"data_root={tmp_path}", "training.learning_rate=2"]
+def test_a_private_classifier_learns_from_it(more, folder, capsys):
+    words = ["run", *PAIR, *WORDS, *more, "epsilon=8", f"data_root={folder}", "training.learning_rate=2"]
     assert main(words) == 0
     text = capsys.readouterr().out
     accuracy = float(text.partition("accuracy ")[2].split(" %")[0])
@@ -254,9 +253,8 @@ def test_a_private_classifier_learns_from_it(more, tmp_path, monkeypatch, capsys
     assert main(words) == 0  # finished, and read
 
 
-def test_a_rank_by_it_finds_the_private_set_itself_nearest(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_rank_by_it_finds_the_private_set_itself_nearest(folder, capsys):
     words = ["private=digits", "public=[photo_patches,digits]", "model=scattering", "distance=frechet"]
-    assert main(["rank", *words, "distance.m=100", f"data_root={tmp_path}", "threads=1"]) == 0
+    assert main(["rank", *words, "distance.m=100", f"data_root={folder}", "threads=1"]) == 0
     order = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(("digits", "photo_"))]
     assert order == ["digits", "photo_patches"]

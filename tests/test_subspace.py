@@ -52,22 +52,6 @@ def test_metric_is_symmetric_zero_on_itself_and_one_on_orthogonal_subspaces():
     assert projection_metric(a, c) == pytest.approx(projection_metric(c, a))
 
 
-def test_metric_ignores_rotation_of_either_basis():
-    a, b = orthonormal(40, 5, 1), orthonormal(40, 5, 2)
-    rotated = a @ orthonormal(5, 5, 3)
-    assert projection_metric(rotated, b) == pytest.approx(projection_metric(a, b))
-    assert projection_metric(b, rotated) == pytest.approx(projection_metric(b, a))
-
-
-@pytest.mark.parametrize("m", [20, 60])  # fewer and more examples than parameters
-def test_top_k_is_the_span_of_the_top_singular_vectors(m):
-    rows = torch.randn(m, 40, dtype=torch.float64)
-    v = top_k(DenseGradients(rows.clone()), 7)
-    want = torch.linalg.svd(rows, full_matrices=False).Vh[:7].T
-    torch.testing.assert_close(v.T @ v, torch.eye(7, dtype=torch.float64))
-    assert projection_metric(v, want) < 1e-6
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("m", [1, 7, GRAM_BLOCK, GRAM_BLOCK + 1, 2 * GRAM_BLOCK + 37])  # fewer than a block, odd, whole
 def test_gram_is_the_whole_symmetric_product(m, dtype):
@@ -79,7 +63,9 @@ def test_gram_is_the_whole_symmetric_product(m, dtype):
     torch.testing.assert_close(gram.T, want)
 
 
-@pytest.mark.parametrize(("m", "p", "k"), [(1, 40, 1), (5, 40, 5), (231, 300, 1), (231, 300, 64), (231, 300, 231)])
+@pytest.mark.parametrize(
+    ("m", "p", "k"), [(1, 40, 1), (5, 40, 5), (60, 40, 7), (231, 300, 1), (231, 300, 64), (231, 300, 231)]
+)
 def test_top_k_of_every_size_in_the_order_of_the_singular_values(m, p, k):
     rows = torch.randn(m, p, dtype=torch.float64)
     v = top_k(DenseGradients(rows.clone()), k)

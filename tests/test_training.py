@@ -1,6 +1,7 @@
 """The loop: what is sampled, what is added, and that a killed run ends like an uninterrupted one."""
 
 import json
+import shutil
 from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import yaml
-from hydra import compose, initialize_config_dir
 from scipy import stats
 
-from pubsel import algorithms
+from pubsel.algorithms import View
 from pubsel.algorithms.dp_sgd import DPSGD, NOISE
 from pubsel.algorithms.non_private import NonPrivate
 from pubsel.cell import Cell
@@ -25,13 +24,10 @@ from pubsel.models import small
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.privacy.sampling import poisson_sample, schedule
 from pubsel.rules import canonical
-from pubsel.settings import CONF
-from pubsel.settings.keys import AuditConfig
-from pubsel.settings.schema import check
 from pubsel.training import loop
 from pubsel.training.loop import Job, fit, noisy_mean
 from tests.forked import Command
-from tests.made import training
+from tests.made import build, checked, training
 from tests.synthetic import secret_named
 
 COMMAND = """
@@ -63,9 +59,10 @@ def job_of(settings, folder, noise, algorithm=DPSGD("dp_sgd", 1.0), n=50):  # no
     return Job(algorithm, schedule(n, settings), noise, settings, "name", folder / "checkpoint.pt")
 
 
-def train(tmp_path, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
+def train(folder, algorithm=None, noise=0.0, secure=False, key="key", report=lambda p: None, **changes):
     model, settings = network(), training(**changes)
-    job = job_of(settings, tmp_path, noise, algorithm or DPSGD("dp_sgd", 1.0))
+    folder.mkdir(exist_ok=True)
+    job = job_of(settings, folder, noise, algorithm or DPSGD("dp_sgd", 1.0))
     fit(model, task(), job, secret_named(key, secure), report)
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -137,23 +134,17 @@ def test_the_record_says_which_rate_followed(tmp_path):
 
 def test_the_control_of_an_audit_has_the_rate_of_the_run(tmp_path):
     """A third of its noise, and not three times its rate too."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("audit", [*HEAD[1:], "model=pixels", "algorithm=dp_sgd_clip1", "epsilon=2"])
-    settings = check(AuditConfig, composed)
+    settings = checked("audit", *HEAD[1:], "model=pixels", "algorithm=dp_sgd_clip1", "epsilon=2")
     audited = Audited(Cell.of(canonical(settings)), settings.audit, task(), tmp_path)
     planned = _planned(audited, "run", audited.task)
     assert planned.weaker().training == planned.training
     assert planned.training.learning_rate > 0
 
 
-def test_schedule():
-    assert schedule(60_000, training(epochs=50, batch_size=1000)) == (60_000, 1 / 60, 3000, 1000)
-    assert schedule(40, training(epochs=7, batch_size=1000)) == (40, 1.0, 7, 40)
-
-
 @pytest.mark.parametrize(
     ("n", "changes", "steps"),
     [
+        (60_000, {"epochs": 50, "batch_size": 1000}, 3000),
         (50, {"epochs": 2.96}, 15),  # of 14.8
         (50, {"epochs": 2.84}, 14),  # of 14.2
         (1297, {"epochs": 10, "batch_size": 130}, 100),  # of 99.8
@@ -163,7 +154,9 @@ def test_schedule():
     ],
 )
 def test_the_number_of_steps_is_the_nearest_one_and_one_at_least(n, changes, steps):
-    assert schedule(n, training(**changes)).steps == steps
+    settings = training(**changes)
+    batch = min(n, settings.batch_size)
+    assert schedule(n, settings) == (n, batch / n, steps, batch)
 
 
 def test_each_example_is_sampled_independently_at_the_rate():
@@ -188,6 +181,7 @@ def test_an_example_is_taken_if_its_number_is_below_the_rate():
             return np.array([0.0, 0.1, np.nextafter(0.1, 0), 0.2])
 
     assert poisson_sample(Source(), 4, 0.1).tolist() == [0, 2]
+    assert poisson_sample(Source(), 4, 1.0).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.5, 1.0])
@@ -205,9 +199,7 @@ def test_every_batch_is_sampled_and_sample_and_noise_come_from_one_kind_of_sourc
     secure, batch_size, tmp_path, monkeypatch
 ):
     """At a high rate too; with `secure` both from the operating system."""
-    seen = []
-
-    call = Secret.__call__
+    seen, call = [], Secret.__call__
 
     def source(self, purpose, step=0):
         seen.append((purpose, step))
@@ -244,27 +236,20 @@ def test_the_first_report_comes_within_two_seconds_however_long_an_epoch_is(tmp_
     assert [p.step for p in seen if p.step % 50 == 0] == [50, 100]
 
 
-def test_full_batch_takes_every_example():
-    assert poisson_sample(stream("test", "sample"), 40, 1.0).tolist() == list(range(40))
-
-
 @pytest.mark.parametrize("scale", [1.0, 1.02, 0.98])
 def test_noise_has_the_declared_scale(scale):
     """std = noise multiplier * sensitivity / batch size; the same test rejects 2 % more or less."""
     gradients = PerExampleGradients(network(), 4)
     mechanism = DPSGD("dp_sgd", 1.0).mechanism(_view(gradients), 0)._replace(sensitivity=3.0 * scale)
     empty = Split(task().private.x[:0], task().private.y[:0])
-    values = torch.cat(
-        [noisy_mean(mechanism, gradients, empty, 2.0, stream("test", "noise", i), 10)[0] for i in range(600)]
-    )
+    sources = [stream("test", "noise", i) for i in range(600)]
+    values = torch.cat([noisy_mean(mechanism, gradients, empty, 2.0, source, 10)[0] for source in sources])
     total = float((values / (2.0 * 3.0 / 10)).square().sum())
     p = 2 * min(stats.chi2.cdf(total, len(values)), stats.chi2.sf(total, len(values)))
     assert (p > 1e-6) == (scale == 1.0)
 
 
 def _view(gradients):
-    from pubsel.algorithms import View
-
     return View(gradients.model, gradients, None, 3, False, lambda purpose, step: stream("k", purpose, step))
 
 
@@ -311,7 +296,6 @@ def test_what_an_algorithm_draws_depends_on_no_private_example(tmp_path):
             return super().mechanism(view, step)
 
     for key in ("data", "other data"):
-        (tmp_path / key).mkdir()
         train(tmp_path / key, Watching("dp_sgd", 1.0), noise=1.0, key=key)
     assert drawn[:10] == drawn[10:]
     assert len(set(drawn)) == 10
@@ -326,11 +310,7 @@ def test_empty_batches_are_steps_too(tmp_path):
 
 
 def test_chunks_do_not_change_the_result(tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    a = train(tmp_path / "a", noise=1.0, chunk=1)
-    b = train(tmp_path / "b", noise=1.0, chunk=50)
-    torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*(train(tmp_path / f"{chunk}", noise=1.0, chunk=chunk) for chunk in (1, 50)))
 
 
 def test_without_noise_and_clipping_it_is_sgd(tmp_path):
@@ -347,28 +327,22 @@ def test_without_noise_and_clipping_it_is_sgd(tmp_path):
 
 
 def test_seeded_runs_repeat_and_secure_ones_do_not(tmp_path):
-    folders = [tmp_path / str(i) for i in range(5)]
-    for folder in folders:
-        folder.mkdir()
-    assert torch.equal(train(folders[0], noise=1.0), train(folders[1], noise=1.0))
-    assert not torch.equal(train(folders[2], noise=1.0, secure=True), train(folders[3], noise=1.0, secure=True))
-    assert not torch.equal(train(folders[4], noise=1.0, key="other"), train(folders[0], noise=1.0))
+    ways = ({}, {}, {"secure": True}, {"secure": True}, {"key": "other"})
+    seeded, again, *others = (train(tmp_path / f"{i}", noise=1.0, **way) for i, way in enumerate(ways))
+    assert torch.equal(seeded, again)
+    assert len({tuple(weights.tolist()) for weights in (seeded, *others)}) == 4
+
+
+def stop_at_5(progress):
+    if progress.step == 5:
+        raise KeyboardInterrupt
 
 
 def test_a_run_stopped_at_a_checkpoint_goes_on_bit_for_bit(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(progress):
-        if progress.step == 5:
-            raise Stop
-
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir()
-    parts.mkdir()
-    want = train(whole, noise=1.0, checkpoint_seconds=0)
-    with pytest.raises(Stop):
-        train(parts, noise=1.0, checkpoint_seconds=0, report=stop)
+    parts = tmp_path / "parts"
+    want = train(tmp_path / "whole", noise=1.0, checkpoint_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        train(parts, noise=1.0, checkpoint_seconds=0, report=stop_at_5)
     assert torch.load(parts / "checkpoint.pt")["step"] == 5
     assert torch.equal(train(parts, noise=1.0, checkpoint_seconds=0), want)
 
@@ -407,7 +381,7 @@ def test_a_checkpoint_runs_no_code(tmp_path):
 
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match="cannot write"):
-        train(tmp_path / "absent")
+        train(tmp_path, report=lambda now: shutil.rmtree(tmp_path, ignore_errors=True), checkpoint_seconds=0)
 
 
 class TimeLimit(RuntimeError):
@@ -447,12 +421,8 @@ def test_a_run_is_resumed_on_another_kind_of_device(tmp_path, devices):
         fit(model, task(), job_of(settings, tmp_path, 1.0), secret_named(place=device), report)
         return model
 
-    def stop(progress):
-        if progress.step == 5:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        part(devices[0], stop)
+        part(devices[0], stop_at_5)
     assert torch.load(tmp_path / "checkpoint.pt", map_location="cpu")["step"] == 5
     seen = []
     part(devices[1], seen.append)
@@ -464,9 +434,8 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
     """Same sample, same noise: weights after a few steps agree up to rounding."""
     found = []
     for device in ("cpu", "cuda"):
-        (tmp_path / device).mkdir()
-        model, settings = network(torch.float32).to(device), training()
-        fit(model, task(), job_of(settings, tmp_path / device, 1.0), secret_named())
+        model = network(torch.float32).to(device)
+        fit(model, task(), job_of(training(), tmp_path, 1.0), secret_named())
         found.append(torch.cat([p.detach().flatten().cpu() for p in model.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
@@ -474,9 +443,7 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "ieee"])
 def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, precision):
     """What torch is set to while public and while private gradients are taken."""
-    gradients = PerExampleGradients(network(torch.float32), 16)
-    seen = []
-    fill = PerExampleGradients._fill
+    gradients, fill, seen = PerExampleGradients(network(torch.float32), 16), PerExampleGradients._fill, []
 
     def spy(self, rows, x, y):
         seen.append((len(x), torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision))
@@ -485,8 +452,7 @@ def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, p
     monkeypatch.setattr(PerExampleGradients, "_fill", spy)
     problem = task()
     view = _view(gradients)._replace(public=Split(problem.private.x[:20], problem.private.y[:20]))
-    settings = yaml.safe_load((CONF / "algorithm" / "gep.yaml").read_text()) | {"k": 5, "public_precision": precision}
-    mechanism = algorithms.build(settings).mechanism(view, 0)
+    mechanism = build("gep", k=5, public_precision=precision).mechanism(view, 0)
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # torch's own default
     noisy_mean(mechanism, gradients, problem.private, 1.0, stream("test", "noise"), 50)
     public = "ieee" if precision == "ieee" else "tf32"

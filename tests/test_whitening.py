@@ -193,8 +193,6 @@ def test_errors_name_what_is_wrong():
     private, same = examples(300, 0, 0), Split(torch.ones(300, D), torch.arange(300) % C)
     with pytest.raises(UsageError, match="features of flat are the same for all examples"):
         measured(private, {"flat": same})
-    with pytest.raises(UsageError, match=r"distance\.m=400: own has 300"):
-        measured(examples(500, 0, 0), {"own": private}, m=400)
     with pytest.raises(UsageError, match="distance=whitening needs labels, and the private data has none"):
         measured(Split(private.x, private.y * 0), {"own": private})
     with pytest.raises(UsageError, match=r"distance\.epsilon"):
