@@ -215,7 +215,8 @@ def _finite(x: Any) -> bool:
 
 def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return the frame with AdaMix's performance boost (e_public - e_paragon) / (e_dp - e_paragon), e the error, in
-    the rows of each private method: above 1 if private data helps."""
+    the rows of each private method: above 1 if private data helps. Each end is the best point of its line, of all its
+    seeds, whatever the public examples; `read_off.boost` pairs seeds and public examples."""
     frame = frame.assign(boost=np.nan)
     for _, rows in frame.groupby(["private", "model"]):
         error = {line: 100 - part["utility"].max() for line, part in rows.groupby("line")}

@@ -164,7 +164,7 @@ def cells(records: list[dict[str, Any]]) -> list[TableCell]:
         settings = {key: value for key, value in values.items() if key not in ("seed", "pair.seed")}
         alone.append(TableCell((record,), settings))
 
-    for group in grouped(alone, TableCell.same):
+    for group in groups_by(alone, TableCell.same):
         together = sorted((cell.records[0] for cell in group), key=seeds_of)
         for first, second in pairwise(together):
             if seeds_of(first) == seeds_of(second):
@@ -175,7 +175,7 @@ def cells(records: list[dict[str, Any]]) -> list[TableCell]:
     return result
 
 
-def grouped(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
+def groups_by(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
     """Return the items that have the same key together, in the order in which they come."""
     groups: dict[Any, list[T]] = {}
     for item in items:
@@ -193,7 +193,7 @@ def selected(candidates: list[TableCell], by: str, over: list[str]) -> list[Tabl
     all of them have; among equals the one with most seeds, which was chosen before. Cells whose records contain no such
     utility stay only if there is nothing else."""
     best = []
-    for group in grouped(candidates, lambda cell: cell.same(over)):
+    for group in groups_by(candidates, lambda cell: cell.same(over)):
         # cells are compared on equal terms: on the seeds that all of them have
         seeds = set.intersection(*({seeds_of(record) for record in cell.records} for cell in group))
         ranks = [(cell.selection(by, seeds), len(cell.records), str(cell.settings)) for cell in group]

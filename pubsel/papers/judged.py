@@ -14,7 +14,7 @@ from pubsel.papers.join import (
     TableCell,
     as_frame,
     correlation_of_rows,
-    grouped,
+    groups_by,
     middle,
     rank_correlation,
     resampled,
@@ -47,7 +47,7 @@ def judged_groups(table: Table) -> list[JudgedGroup]:
     and that without any."""
     groups = []
     protected = [cell for cell in table.cells if cell and cell.trained() and cell["epsilon"] is not None]
-    for cells in grouped(sorted(protected, key=TableCell.place), TableCell.place):
+    for cells in groups_by(sorted(protected, key=TableCell.place), TableCell.place):
         m = statistics.mode([int(cell.settings["pair.m"]) for cell in cells if cell["public"] is not None] or [0])
         of_size = [cell for cell in cells if cell["public"] is None or int(cell.settings["pair.m"]) == m]
         utilities = {cell["public"] or NONE: [100 * record["utility"] for record in cell.records] for cell in of_size}

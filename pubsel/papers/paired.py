@@ -5,12 +5,12 @@ cells the reference is first, and the time of training. Rows are compared within
 import math
 import statistics
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas
 from scipy import stats
 
-from pubsel.papers.join import Spec, Table, TableCell, as_frame, differing, grouped, settings_text, value_of
+from pubsel.papers.join import Spec, Table, TableCell, as_frame, differing, groups_by, settings_text, value_of
 
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
@@ -54,7 +54,7 @@ def groups_of(table: Table) -> list[Group]:
     rows = _rows(table) if table.spec.reference else []
     rows.sort(key=lambda row: row.cell.place())
     groups = []
-    for together in grouped(rows, lambda row: row.cell.place()):
+    for together in groups_by(rows, lambda row: row.cell.place()):
         fitting = [row for row in together if is_reference(row.cell, table.spec)]
         others = [row for row in together if not is_reference(row.cell, table.spec)]
         groups.append(Group(*together[0].cell.place(), fitting, others))
@@ -95,12 +95,11 @@ def paired_differences(table: Table) -> pandas.DataFrame:
             continue
 
         for other in group.others:
-            cell = other.cell
-            row: dict[str, Any] = {key: cell[key] for key in ("private", "model", "algorithm", "public", "label")}
-            common, mean, low, high = paired_difference(cell, group.references[0].cell)
-            row |= {"epsilon": group.epsilon, "setting": other.setting, "common_seeds": common}
-            rows.append(row | {"difference": mean, "difference_low": low, "difference_high": high})
-    return as_frame(pandas.DataFrame(rows), COLUMNS)
+            same = [other.cell[key] for key in ("algorithm", "public", "label")]
+            about = [group.private, group.model, group.epsilon, *same, other.setting]
+            common, *points = paired_difference(other.cell, group.references[0].cell)
+            rows.append([*about, *points, common])
+    return as_frame(pandas.DataFrame(rows, columns=COLUMNS), COLUMNS)
 
 
 def standings(table: Table, without_choice: bool) -> list[Standing]:
@@ -178,7 +177,7 @@ def _rows(table: Table) -> list[Row]:
 
     # rows with one name in one group need their settings to be told apart
     telling: dict[str, set[str]] = {name: set() for name in names}
-    for together in grouped(zip(pairs, names, strict=True), lambda entry: (*entry[0][0].place(), entry[1])):
+    for together in groups_by(zip(pairs, names, strict=True), lambda entry: (*entry[0][0].place(), entry[1])):
         telling[together[0][1]].update(differing([cell for (cell, _), _ in together], ("pair.public",)))
 
     # in the other groups too, so that a method has one name in all of them

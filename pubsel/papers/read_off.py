@@ -274,8 +274,8 @@ def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
     frame.insert(2, "start", parts[0])
     frame.insert(3, "setting", parts[2])
     frame["line"] = frame["start"].map(LEVELS.index)
-    order = ["private", "epsilon", "model", "line"]
-    return frame.sort_values(order, kind="stable", ignore_index=True).drop(columns="line")
+    frame = frame.sort_values(["private", "epsilon", "model", "line"], kind="stable", ignore_index=True)
+    return frame.drop(columns="line")
 
 
 def start(cell: TableCell) -> str:
@@ -294,8 +294,7 @@ def _training(cell: TableCell) -> str:
 
 def draw_initialisation(frame: pandas.DataFrame) -> "Figure":
     """Draw a panel for each private set, in it a bar for each epsilon, model and start."""
-    rows = frame.to_dict("records")
-    named_bars = [f"{figures.short(row['model'])}, {row['start']}\n{row['setting']}".strip() for row in rows]
+    named_bars = (frame["model"].map(figures.short) + ", " + frame["start"] + "\n" + frame["setting"]).str.strip()
     group = [figures.line_name("epsilon", epsilon) for epsilon in frame["epsilon"]]
     shown = frame.assign(panel=frame["private"], group=group, bar=named_bars, height=frame["utility"])
     return bars(shown, figures.metric_name(frame))
