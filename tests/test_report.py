@@ -146,24 +146,21 @@ def test_a_page_of_everything_is_well_formed_and_small(monkeypatch):
 def test_behind_each_number_stand_its_runs_with_the_command(kept):
     data = json.loads(Page(kept).data)
     runs = runs_of(data)
-    by_identity = {one["identity"]: one for one in KEPT}
     for name in ("gsd_table2", "medical_ours"):
-        made = join.make(name, KEPT)
-        for i, cell in enumerate(made.cells):
+        for i, cell in enumerate(join.make(name, KEPT).cells):
             if cell is None:
                 assert f"{name}/{i + 1}" not in data["behind"]
                 continue
-            found = [runs[number] for number in data["behind"][f"{name}/{i + 1}"]]
-            assert [one["identity"] for one in found] == [one["identity"] for one in cell.records]
-            for one in found:
-                whole = by_identity[one["identity"]]
+            behind = [runs[number] for number in data["behind"][f"{name}/{i + 1}"]]
+            assert [run["identity"] for run in behind] == [record["identity"] for record in cell.records]
+            for run, whole in zip(behind, cell.records, strict=True):
                 for group in ("settings", "privacy"):
-                    inner = {key.partition(".")[2]: one[key] for key in one if key.startswith(f"{group}.")}
+                    inner = {key.partition(".")[2]: run[key] for key in run if key.startswith(f"{group}.")}
                     for key in inner.keys() | whole[group].keys():  # a key that other runs have is null
                         assert inner.get(key) == whole[group].get(key)
-                assert one["command"] == command_line.command(whole)
-                assert one["utility"] == whole["utility"]
-            mean = 100 * sum(one["utility"] for one in found) / len(found)
+                assert run["command"] == command_line.command(whole)
+                assert run["utility"] == whole["utility"]
+            mean = 100 * sum(run["utility"] for run in behind) / len(behind)
             links = re.findall(rf'class="number ours"[^>]*><a href="#{name}/{i + 1}"[^>]*>([\d.]+)</a>', kept)
             assert [float(number) for number in links] == [pytest.approx(mean, abs=0.006)]
         assert any(key.startswith(f"{name}/rank/") for key in data["behind"])
@@ -218,17 +215,20 @@ def test_the_command_writes_the_file_and_takes_other_drawings_in(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "cluster_map.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
     (tmp_path / "figures" / "pillar_k.svg").write_text("drawn by the page itself")
-    said = report.run(ReportConfig(results=str(tmp_path), to=None, debug=False))
-    assert "6 records" in said
+
+    def written(to):
+        return report.run(ReportConfig(results=str(tmp_path), to=to and str(to), debug=False))
+
+    assert "6 records" in written(None)
     text = (tmp_path / "report.html").read_text()
     assert 'id="figure-cluster_map"' in text
     assert "figure-pillar_k" not in text
     other = tmp_path / "elsewhere" / "page.html"
-    report.run(ReportConfig(results=str(tmp_path), to=str(other), debug=False))
+    written(other)
     assert other.read_text() == text
     for read in (next(tmp_path.glob("runs/*/result.json")), tmp_path / "figures" / "cluster_map.svg"):
         with pytest.raises(UsageError, match="which the command reads"):
-            report.run(ReportConfig(results=str(tmp_path), to=str(read), debug=False))
+            written(read)
 
 
 # The user's own data
@@ -302,13 +302,10 @@ def table_after(text, heading):
 
 def test_whoever_has_own_data_alone_reads_of_nothing_else(text):
     page = Page(text)
-    assert page.open == []
     assert [tag for tag, a in page.elements if a.get("id") in ("own-1", "own-2")] == ["section", "section"]
     for word in ("Other runs", "Not run yet", 'id="tables"', "paper's", "pubsel table", "gsd_table"):
         assert word not in text.partition("<style>")[0] + text.partition("</style>")[2].partition("<script")[0]
-    ids, data = page.all("id"), json.loads(page.data)
-    assert len(ids) == len(set(ids))
-    assert all(link[1:] in ids or link[1:] in data["behind"] for link in page.all("href"))
+    leads_somewhere(text)
 
 
 def test_own_data_come_before_the_tables_and_are_in_none_of_them(workplace):
@@ -514,38 +511,41 @@ def test_what_is_suggested_fits_what_is_there_and_can_be_run(workplace, text, mo
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
+def driver(tmp_path_factory):
     webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install .[dev]")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not chromium or not driver:
+    program = shutil.which("chromedriver")
+    if not chromium or not program:
         pytest.skip("no chromium and chromedriver")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     profile = tmp_path_factory.mktemp("profile")
-    for word in (
-        "headless=new",
-        "no-sandbox",
-        "disable-gpu",
-        "no-first-run",
-        "disable-background-networking",
-        "disable-component-update",
-        "disable-sync",
-        "disable-dev-shm-usage",
-        f"user-data-dir={profile}",
-    ):
+    for word in [*"headless=new no-sandbox no-first-run".split(), f"user-data-dir={profile}"]:
         options.add_argument(f"--{word}")
+    for word in "gpu background-networking component-update sync dev-shm-usage".split():
+        options.add_argument(f"--disable-{word}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield found
-    found.quit()
+    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(program))
+    yield started
+    started.quit()
+
+
+@pytest.fixture
+def browser(driver):
+    """A browser that has nothing to complain of at the end of the test."""
+    yield driver
+    assert [entry for entry in driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+
+
+def address_of(folder, text):
+    """Write a page into a folder."""
+    (folder / "report.html").write_text(text)
+    return (folder / "report.html").as_uri()
 
 
 @pytest.fixture(scope="module")
 def address(kept, tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(kept)
-    return path.as_uri()
+    return address_of(tmp_path_factory.mktemp("page"), kept)
 
 
 @pytest.fixture(scope="module")
@@ -564,14 +564,17 @@ def opened(browser, address, width=1280, scheme="light"):
     return browser
 
 
-def complaints(browser):
-    return [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
-
-
 def keys(browser, *pressed):
-    from selenium.webdriver import ActionChains
+    """Press keys by name: ENTER, TAB."""
+    from selenium.webdriver import ActionChains, Keys
 
-    ActionChains(browser).send_keys(*pressed).perform()
+    ActionChains(browser).send_keys(*(getattr(Keys, key) for key in pressed)).perform()
+
+
+def enter(browser, element):
+    """Press Enter where an element has the focus."""
+    browser.execute_script("arguments[0].focus()", element)
+    keys(browser, "ENTER")
 
 
 def until(browser, condition):
@@ -598,12 +601,10 @@ def column(browser, table, head):
 
 def header(browser, table, head):
     heads = browser.find_elements("css selector", f"#{table} > .scroll th")
-    return next(found for found in heads if found.text.strip().startswith(head))
+    return next(cell for cell in heads if cell.text.strip().startswith(head))
 
 
 def test_a_column_sorts_by_click_and_by_keyboard_and_gaps_come_last(browser, address):
-    from selenium.webdriver import Keys
-
     opened(browser, address)
     before = column(browser, "gsd_table2", "Ours")
     head = header(browser, "gsd_table2", "Ours")
@@ -612,27 +613,23 @@ def test_a_column_sorts_by_click_and_by_keyboard_and_gaps_come_last(browser, add
     numbers = sorted((text for text in before if text != "—"), key=float)
     assert column(browser, "gsd_table2", "Ours") == numbers + ["—"] * before.count("—")
     assert head.get_attribute("aria-sort") == "ascending"
-    keys(browser, Keys.ENTER)  # the button has the focus
+    keys(browser, "ENTER")  # the button has the focus
     assert column(browser, "gsd_table2", "Ours") == numbers[::-1] + ["—"] * before.count("—")
     assert head.get_attribute("aria-sort") == "descending"
-    keys(browser, Keys.TAB, Keys.SPACE)
+    keys(browser, "TAB", "SPACE")
     assert head.get_attribute("aria-sort") == "none"
     assert header(browser, "gsd_table2", "Paper").get_attribute("aria-sort") == "ascending"
     assert column(browser, "gsd_table2", "Paper")[0] == "52.16"
     assert "Paper, ascending" in browser.find_element("id", "said").get_attribute("textContent")
-    assert complaints(browser) == []
 
 
 def test_a_number_leads_to_its_runs_by_keyboard_and_back(browser, address):
-    from selenium.webdriver import Keys
-
     opened(browser, address)
     cells = join.make("gsd_table2", KEPT).cells
     cell = next(cell for cell in cells if cell and cell["algorithm"] == "dp_sgd" and len(cell.records) == 3)
     place = cells.index(cell) + 1
     link = browser.find_element("css selector", f'a[href="#gsd_table2/{place}"]:not([tabindex])')
-    browser.execute_script("arguments[0].focus()", link)
-    keys(browser, Keys.ENTER)
+    enter(browser, link)
     dialog = browser.find_element("id", "runs")
     until(browser, dialog.is_displayed)
     text = dialog.text
@@ -641,15 +638,14 @@ def test_a_number_leads_to_its_runs_by_keyboard_and_back(browser, address):
     assert cell["privacy"]["statement"] in text
     assert command_line.command(cell.records[0]) in text
     runs = dialog.find_elements("css selector", "details.run")
-    assert [found.get_attribute("open") for found in runs] == ["true", None, None]
+    assert [run.get_attribute("open") for run in runs] == ["true", None, None]
     assert cell.records[2]["identity"] in text
-    keys(browser, Keys.ESCAPE)
+    keys(browser, "ESCAPE")
     until(browser, lambda: not dialog.is_displayed())
     assert browser.switch_to.active_element == link
     assert "#" not in browser.current_url
-    keys(browser, Keys.ENTER)  # a second time
+    keys(browser, "ENTER")  # a second time
     until(browser, dialog.is_displayed)
-    assert complaints(browser) == []
 
 
 def test_every_row_with_runs_has_one_stop_for_the_keyboard(kept):
@@ -675,9 +671,7 @@ def test_a_measured_distance_alone_leads_to_its_command(browser, tmp_path):
         "utility": None,
         "distance": {"values": [0.25, 0.35]},
     }
-    path = tmp_path / "report.html"
-    path.write_text(report.page([], [rank]))
-    opened(browser, path.as_uri())
+    opened(browser, address_of(tmp_path, report.page([], [rank])))
     link = browser.find_element("css selector", "#gsd_table14 td a:not([tabindex])")
     assert link.text == "1"  # seeds
     assert column(browser, "gsd_table14", "Distance").count("0.300") == 1
@@ -686,7 +680,6 @@ def test_a_measured_distance_alone_leads_to_its_command(browser, tmp_path):
     assert "Distance of kagskin to ham10000" in text
     assert "distance 0.25, 0.35" in text
     assert "pubsel rank" in text
-    assert complaints(browser) == []
 
 
 def test_links_from_elsewhere_open_the_runs(browser, address, shown, tmp_path):
@@ -696,11 +689,10 @@ def test_links_from_elsewhere_open_the_runs(browser, address, shown, tmp_path):
         assert part in browser.find_element("id", "runs-title").text
     opened(browser, f"{address}#gsd_table2/rank/4")
     assert "behind this number" in browser.find_element("id", "runs").text
-    (tmp_path / "small.html").write_text(report.page([record()]))
+    small = address_of(tmp_path, report.page([record()]))
     for wrong in ("nosuch/1", "run/nosuch", "%E0%A4%A", "toString", "__proto__"):
-        opened(browser, f"{(tmp_path / 'small.html').as_uri()}#{wrong}")
+        opened(browser, f"{small}#{wrong}")
         assert not browser.find_element("id", "runs").is_displayed()
-    assert complaints(browser) == []
 
 
 def test_rows_are_filtered_by_their_words(browser, address):
@@ -725,7 +717,6 @@ def test_nothing_overflows_and_text_can_be_read(browser, request, page, width, s
     contrasts = browser.execute_script(CONTRAST)
     assert contrasts["least"] >= 4.5, contrasts
     assert (contrasts["page"] < 0.1) == (scheme == "dark")
-    assert complaints(browser) == []
 
 
 CONTRAST = """
@@ -756,13 +747,10 @@ return {least, where, page: light(parts(getComputedStyle(document.body).backgrou
 
 
 def test_hostile_names_do_nothing_in_a_browser(browser, tmp_path):
-    path = tmp_path / "report.html"
-    path.write_text(hostile_page())
-    opened(browser, path.as_uri())
+    opened(browser, address_of(tmp_path, hostile_page()))
     browser.find_element("css selector", ".ours a").click()
     assert "window.hurt" in browser.find_element("id", "runs").text
     assert browser.execute_script("return window.hurt === undefined")
-    assert complaints(browser) == []
 
 
 @pytest.mark.attack
@@ -798,35 +786,30 @@ def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, monk
 
 
 def test_own_numbers_lead_to_their_runs_by_keyboard_and_back(browser, own_address):
-    from selenium.webdriver import Keys
-
     opened(browser, own_address)
     assert browser.find_element("css selector", "#own-1-title").text == HURTING
     assert CLASSES[0] in browser.find_element("css selector", "#own-1 .matrix").text
     button = browser.find_element("css selector", "#own-1 .next .copy")
-    browser.execute_script("arguments[0].focus()", button)
-    keys(browser, Keys.ENTER)
+    enter(browser, button)
     until(browser, lambda: button.text == "Copied")
 
     opened(browser, own_address)
-    keys(browser, Keys.TAB)
+    keys(browser, "TAB")
     assert browser.switch_to.active_element.text == "Skip to your data"
-    keys(browser, Keys.ENTER)
+    keys(browser, "ENTER")
     assert browser.current_url.endswith("#own")
     links = {".runs td a:not([tabindex])": "whitened_head on", "td a[href*=distance]": "Distance of"}
     for selector, part in links.items():
         link = browser.find_element("css selector", f"#own-1 {selector}")
-        browser.execute_script("arguments[0].focus()", link)
-        keys(browser, Keys.ENTER)
+        enter(browser, link)
         dialog = browser.find_element("id", "runs")
         until(browser, dialog.is_displayed)
         assert part in browser.find_element("id", "runs-title").text
         assert HURTING in dialog.text
-        keys(browser, Keys.ESCAPE)
+        keys(browser, "ESCAPE")
         until(browser, lambda: not dialog.is_displayed())  # noqa: B023
         assert browser.switch_to.active_element == link
     assert browser.execute_script("return window.hurt === undefined")
-    assert complaints(browser) == []
 
 
 def test_own_runs_are_sorted_and_what_has_no_number_comes_last(browser, workplace, tmp_path):
@@ -834,9 +817,7 @@ def test_own_runs_are_sorted_and_what_has_no_number_comes_last(browser, workplac
     none = copy.deepcopy(one) | {"identity": "none", "epsilon": None, "quality": None, "utility": 0.01}
     none["privacy"] = {"valid": False, "statement": "No privacy.", "epsilon": None}
     none["settings"]["seed"] = none["seed"] = 7
-    path = tmp_path / "report.html"
-    path.write_text(report.page([*sets_of(workplace)[HURTING].records, none]))
-    opened(browser, path.as_uri())
+    opened(browser, address_of(tmp_path, report.page([*sets_of(workplace)[HURTING].records, none])))
     for head in browser.find_elements("css selector", "#own-1 .runs th button"):
         if head.text.startswith(("ε", "Measured")):
             for _ in range(2):

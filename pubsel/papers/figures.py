@@ -185,16 +185,14 @@ def curve_rows(curve: Curve, records: list[dict[str, Any]]) -> tuple[pandas.Data
 def frame_of(entries: list[tuple[TableCell, Any, dict[str, Any]]], known: tuple[str, ...]) -> pandas.DataFrame:
     """Return a row for each cell, the name of its line and further columns. Cells of one line that differ in more than
     the settings `known` have lines of their own: these settings are below its name."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, (cell, line, _) in enumerate(entries):
-        groups.setdefault((cell["private"], cell["model"], line), []).append(i)
-
-    rows: dict[int, dict[str, Any]] = {}
-    for (private, model, line), group in groups.items():
-        for i, apart in zip(group, setting_texts([entries[i][0] for i in group], known), strict=True):
-            row = {"private": private, "model": model, "line": f"{line}\n{short_keys(apart)}" if apart else line}
-            rows[i] = row | entries[i][2]
-    return pandas.DataFrame([rows[i] for i in sorted(rows)])
+    rows = [{"private": cell["private"], "model": cell["model"], "line": line} | more for cell, line, more in entries]
+    frame = pandas.DataFrame(rows)
+    if frame.empty:
+        return frame
+    lines = frame.assign(cell=[cell for cell, _, _ in entries]).groupby(["private", "model", "line"])["cell"]
+    apart = lines.transform(lambda cells: setting_texts(list(cells), known))
+    names = zip(frame["line"], apart.map(short_keys), strict=True)
+    return frame.assign(line=[f"{line}\n{text}" if text else line for line, text in names])
 
 
 def utility_columns(cell: TableCell) -> dict[str, Any]:
@@ -217,7 +215,8 @@ def _finite(x: Any) -> bool:
 
 def boosted(frame: pandas.DataFrame) -> pandas.DataFrame:
     """Return the frame with AdaMix's performance boost (e_public - e_paragon) / (e_dp - e_paragon), e the error, in
-    the rows of each private method: above 1 if private data helps."""
+    the rows of each private method: above 1 if private data helps. Each end is the best point of its line, of all its
+    seeds, whatever the public examples; `read_off.boost` pairs seeds and public examples."""
     frame = frame.assign(boost=np.nan)
     for _, rows in frame.groupby(["private", "model"]):
         error = {line: 100 - part["utility"].max() for line, part in rows.groupby("line")}
@@ -238,11 +237,8 @@ def scatter_rows(table: Table) -> pandas.DataFrame:
     frame = frame[level | frame["distance"].notna()].assign(level=level)
 
     # a panel is worth drawing if it has two distances
-    keys = ["private", "model", "label"]
-    counts = frame[~frame["level"]].groupby(keys)["distance"].nunique()
-    kept = {key for key, count in counts.items() if count > 1}
-    belongs = [key in kept for key in frame[keys].itertuples(index=False, name=None)]
-    return frame[pandas.Series(belongs, index=frame.index, dtype=bool)]
+    measured = frame.assign(measured=frame["distance"].mask(level)).groupby(["private", "model", "label"])["measured"]
+    return frame[measured.transform("nunique") > 1]
 
 
 # Drawing

@@ -10,8 +10,9 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from pubsel.settings.identity import default_of
 _HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
 W = TypeVar("W", bound="Work")
+T = TypeVar("T")
 Array = NDArray[np.float64]
 RESAMPLES = 1000  # of seeds and initialisations
 
@@ -71,13 +73,10 @@ class Spec(Work):
     select: dict[str, Any] = field(default_factory=dict)  # by: SELECTION; over: dotted keys of the settings to choose
     names: dict[str, str] = field(default_factory=dict)  # our data set: the paper's name of the same
     ranks: bool = False  # whether distances of `pubsel rank` belong too
-    further: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # column, of the paper's CSV too: the other distance of `pubsel rank` that it shows, by keys of its settings
+    # column, of the paper's CSV too: the other distance of `pubsel rank` that it shows, by keys of its settings
+    further: dict[str, dict[str, Any]] = field(default_factory=dict)
     reference: dict[str, Any] = field(default_factory=dict)  # keys as of `records`: the row that others compare with
-    judged: list[str] = field(
-        default_factory=list
-    )  # distances whose order is compared with that of utility (judged.py)
+    judged: list[str] = field(default_factory=list)  # distances whose order is compared with utility's (judged.py)
     chosen: list[str] = field(default_factory=list)  # labels of rows whose settings were chosen at a cost not counted
 
 
@@ -91,6 +90,13 @@ class TableCell:
     def __getitem__(self, key: str) -> Any:
         return self.records[0][key]
 
+    def same(self, left_out: Sequence[str] = (), keys: Sequence[str] = CELL) -> str:
+        """Return what cells have in common that differ in nothing but seeds, the settings `left_out`, and other keys
+        than `keys`."""
+        # as text: settings may be of any type
+        settings = {key: value for key, value in self.settings.items() if key not in left_out}
+        return json.dumps([[self[key] for key in keys], settings], sort_keys=True)
+
     def utility(self) -> tuple[float, float | None]:
         """Return the mean over seeds in percent, and the sample standard deviation; None for a single seed."""
         return _mean_std([100 * record["utility"] for record in self.records])
@@ -98,6 +104,14 @@ class TableCell:
     def trained(self) -> bool:
         """Return whether there is a utility: not for a distance of `pubsel rank` alone."""
         return self.records[0]["utility"] is not None
+
+    def epsilon(self) -> float:
+        """Return the requested epsilon: infinite if there is no guarantee."""
+        return math.inf if self["epsilon"] is None else float(self["epsilon"])
+
+    def place(self) -> tuple[str, str, float]:
+        """Return private data, model and epsilon, of what stands next to each other."""
+        return self["private"], self["model"], self.epsilon()
 
     def seconds(self) -> float | None:
         """Return the median over seeds of the seconds of training; None if no record has them."""
@@ -107,9 +121,7 @@ class TableCell:
     def interval(self) -> tuple[float | None, float | None]:
         """Return the 95 % interval of a single seed's utility over test examples, in percent; None for several seeds,
         which have a standard deviation, and for records without it."""
-        if len(self.records) > 1:
-            return None, None
-        interval = self.records[0].get("utility_interval")
+        interval = self.records[0].get("utility_interval") if len(self.records) == 1 else None
         return (100 * interval[0], 100 * interval[1]) if interval else (None, None)
 
     def distance(self) -> tuple[float | None, float | None]:
@@ -126,8 +138,7 @@ class TableCell:
             for record in self.records
             if record.get("distance")
         }
-        lists = [distance.get("values") or [distance["mean"]] for distance in measured.values()]
-        return [value for values in lists for value in values]
+        return [value for distance in measured.values() for value in distance.get("values") or [distance["mean"]]]
 
     def selection(self, by: str, seeds: set[Seeds]) -> float:
         """Return the mean over these seeds of the utility that settings are selected by; -inf if a record has none."""
@@ -147,22 +158,29 @@ def cells(records: list[dict[str, Any]]) -> list[TableCell]:
 
     Raise UserError if two records of a cell have the same seeds: they are copies of one run, and no spread over seeds.
     """
-    # a cell is what its records have in common, as text: settings may be of any type
-    groups: dict[str, list[dict[str, Any]]] = {}
+    alone, result = list[TableCell](), list[TableCell]()
     for record in records:
-        same = json.dumps([[record[key] for key in CELL], _without_seeds(record)], sort_keys=True)
-        groups.setdefault(same, []).append(record)
+        values = dotted_values(record["settings"])
+        settings = {key: value for key, value in values.items() if key not in ("seed", "pair.seed")}
+        alone.append(TableCell((record,), settings))
 
-    result = []
-    for group in groups.values():
-        group.sort(key=seeds_of)
-        for first, second in pairwise(group):
+    for group in groups_by(alone, TableCell.same):
+        together = sorted((cell.records[0] for cell in group), key=seeds_of)
+        for first, second in pairwise(together):
             if seeds_of(first) == seeds_of(second):
                 identities = f"{first['identity']} and {second['identity']}"
                 raise UserError(f"two records of one run, {identities} (seed {first['seed']}): delete one")
-        result.append(TableCell(tuple(group), _without_seeds(group[0])))
+        result.append(TableCell(tuple(together), group[0].settings))
 
     return result
+
+
+def groups_by(items: Iterable[T], key: Callable[[T], Any]) -> list[list[T]]:
+    """Return the items that have the same key together, in the order in which they come."""
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
 
 
 def seeds_of(record: dict[str, Any]) -> Seeds:
@@ -170,29 +188,16 @@ def seeds_of(record: dict[str, Any]) -> Seeds:
     return record["seed"], record["settings"].get("pair", {}).get("seed", 0)
 
 
-def _without_seeds(record: dict[str, Any]) -> dict[str, str]:
-    return {key: value for key, value in dotted_values(record["settings"]).items() if key not in ("seed", "pair.seed")}
-
-
 def selected(candidates: list[TableCell], by: str, over: list[str]) -> list[TableCell]:
     """Return the best of cells that differ in the settings `over` alone, by `by`, a key of SELECTION: on the seeds that
     all of them have; among equals the one with most seeds, which was chosen before. Cells whose records contain no such
     utility stay only if there is nothing else."""
-    # only cells that differ in nothing else compete with each other
-    groups: dict[str, list[TableCell]] = {}
-    for cell in candidates:
-        rest = {key: value for key, value in cell.settings.items() if key not in over}
-        same = json.dumps([[cell[key] for key in CELL], rest], sort_keys=True)
-        groups.setdefault(same, []).append(cell)
     best = []
-    for group in groups.values():
+    for group in groups_by(candidates, lambda cell: cell.same(over)):
         # cells are compared on equal terms: on the seeds that all of them have
         seeds = set.intersection(*({seeds_of(record) for record in cell.records} for cell in group))
-
-        def rank(cell: TableCell, seeds: set[Seeds] = seeds) -> tuple[float, int, str]:
-            return cell.selection(by, seeds), len(cell.records), str(cell.settings)
-
-        best.append(max(group, key=rank))
+        ranks = [(cell.selection(by, seeds), len(cell.records), str(cell.settings)) for cell in group]
+        best.append(group[ranks.index(max(ranks))])
     return best
 
 
@@ -278,11 +283,8 @@ def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]
     # a data set may have another name in the paper
     if spec.names:
         records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
-
-    def belongs(record: dict[str, Any]) -> bool:
-        return all(value_of(record, key) in values for key, values in spec.records.items())
-
-    return [record for record in records if belongs(record)]
+    wanted = spec.records.items()
+    return [record for record in records if all(value_of(record, key) in values for key, values in wanted)]
 
 
 def value_of(record: dict[str, Any], key: str) -> Any:
@@ -351,142 +353,77 @@ def _joined(
 ) -> tuple[pandas.DataFrame, list[TableCell | None]]:
     """Return frame and cells of a `Table`."""
     # keys of the paper's rows must be unique, or a record would match two of them
-    paper = paper_rows(spec.paper)
-    privates = list(dict.fromkeys(row["private"] for row in paper))
-    key = [name for name in CELL if name != "label"]
-    places = {tuple(row[name] for name in (*key, *spec.match)): place for place, row in enumerate(paper)}
-    if len(places) < len(paper):
+    paper, key = _paper(spec), ["private", "model", "algorithm", "epsilon", *spec.match]
+    if paper.duplicated([*key, "paper_public"]).any():
         raise UserError(f"{spec.paper} has two rows for one cell: name their difference under `match` of {name}")
 
-    # the records' cells, each next to the paper's row of the same key
-    sortable: list[tuple[tuple[Any, ...], dict[str, Any], TableCell | None]] = []
-    filled = set()
-    for cell, setting in _with_setting(shown, spec):
-        # a stand-in counts as what it stands for
-        values = {name: cell[name] for name in key} | {"public": spec.stand_ins.get(cell["public"], cell["public"])}
-        place = places.get((*values.values(), *(at(cell["settings"], name) for name in spec.match.values())))
-        filled.add((place, cell["label"]))
-        row = _row(cell, setting, paper[place] if place is not None else None, spec)
-        row |= _further(cell, spec, ranks)
-        sortable.append((_order(row, place, privates, spec), row, cell))
-
-    # the paper's rows that no record fills
-    for place, row in enumerate(paper):
-        for label in ["paper", *spec.labels.get(row["algorithm"], [])]:
-            if (place, label) not in filled:
-                empty = {name: row[name] for name in (*key, *spec.match)} | {"label": label} | _beside(row, spec)
-                sortable.append((_order(empty, place, privates, spec), empty, None))
-
-    sortable.sort(key=lambda entry: entry[0])
-    rows = [row for _, row, _ in sortable]
-
-    # columns in one order in all tables, those that are empty left out
+    # columns in one order in all tables
     selection = ["selected"] if spec.select else []
-    further = [name for column in spec.further for name in (f"distance_{column}", f"distance_{column}_std")]
+    further = [f"distance_{column}{end}" for column in spec.further for end in ("", "_std")]
     theirs = [f"paper_distance_{column}" for column in spec.further]
     columns = [*CELL, *spec.match, *selection, *COLUMNS_OURS, *further, *COLUMNS_PAPER, *theirs, *COLUMNS_CODE]
-    absent = {name for name in COLUMNS_IF_ANY if all(row.get(name) is None for row in rows)}
-    present = [name for name in columns if name not in absent]
-    return as_frame(rows, present), [cell for _, _, cell in sortable]
+
+    # the records' cells, each next to the paper's row of the same key; a stand-in counts as what it stands for
+    ours = pandas.DataFrame([_row(cell, spec, ranks) for cell in shown], columns=[*columns, "cell"], dtype=object)
+    alike = ours.groupby([key for key in CELL if key != "public"], dropna=False, sort=False)["cell"]
+    shown_apart = ("pair.public", *spec.match.values())
+    setting = alike.transform(lambda cells: setting_texts(list(cells), shown_apart))
+    ours["setting"] = setting.mask(setting == "")
+    ours["stands_for"] = ours["public"].map(lambda public: spec.stand_ins.get(public, public))
+    ours = ours.drop(columns=[*COLUMNS_PAPER, *theirs])
+    rows = ours.merge(paper, how="left", left_on=[*key, "stands_for"], right_on=[*key, "paper_public"])
+    difference = rows["utility"].astype(float) - rows["paper_utility"].astype(float)
+    rows["difference"] = difference.mask(rows["public"].isin(list(spec.stand_ins)))
+
+    # the paper's rows that no record fills
+    filled = set(zip(rows["place"], rows["label"], strict=True))
+    labels = [["paper", *spec.labels.get(algorithm, [])] for algorithm in paper["algorithm"]]
+    every = paper.assign(public=paper["paper_public"], label=labels).explode("label")
+    empty = [pair not in filled for pair in zip(every["place"], every["label"], strict=True)]
+    rows = pandas.concat([rows, every[empty]], ignore_index=True)
+
+    # the paper's order of rows and labels; what is empty in all rows is left out
+    places = {(algorithm, label): i for algorithm, labels in spec.labels.items() for i, label in enumerate(labels)}
+    pairs = zip(rows["algorithm"], rows["label"], strict=True)
+    rows["of_label"] = [-1 if pair[1] == "paper" else places.get(pair, math.inf) for pair in pairs]
+    texts = ["algorithm", "model", "epsilon", "public", "label", "setting"]
+    rows = _in_order(rows, paper, ["place", "of_label"], texts)
+    present = [name for name in columns if name not in COLUMNS_IF_ANY or rows[name].notna().any()]
+    return as_frame(rows, present), [cell if isinstance(cell, TableCell) else None for cell in rows["cell"]]
 
 
-Ranked = tuple[tuple[Any, ...], list[TableCell]]  # a row of the correlations, and the cells that it is computed from
+def _paper(spec: Spec) -> pandas.DataFrame:
+    """Return the paper's rows: their keys, their numbers as `paper_...`, and their place."""
+    numbers = {key: f"paper_{key}" for key in ("public", "utility", "utility_std", "distance")}
+    numbers |= {column: f"paper_distance_{column}" for column in spec.further}
+    columns = ["private", "model", "algorithm", "epsilon", *spec.match, *numbers.values()]
+    frame = pandas.DataFrame(paper_rows(spec.paper)).rename(columns=numbers)
+    return frame.reindex(columns=columns).astype(object).assign(place=range(len(frame)))
 
 
-def _ranked(spec: Spec, shown: list[TableCell]) -> tuple[pandas.DataFrame, list[list[TableCell]]]:
-    """Return ranks and groups of a `Table`."""
-    # ours, next to the paper's of the same private set, model, algorithm and epsilon
-    paper = _paper_points(spec)
-    rows = _our_correlations(shown, paper)
-
-    present = {row[:4] for row, _ in rows}
-    absent = [key for key in paper if key not in present]
-    nothing = (*rank_correlation([]), None, None)
-    rows += [((*key, "paper", None, *nothing, *rank_correlation(paper[key])), []) for key in absent]
-
-    # in the order of the paper
-    privates = list(dict.fromkeys(row["private"] for row in paper_rows(spec.paper)))
-    rows.sort(key=lambda entry: (_index(privates, entry[0][0]), [str(value) for value in entry[0][:6]]))
-
-    ranks = ("pairs", "spearman", "kendall")
-    interval = ("spearman_low", "spearman_high")
-    heads = ["private", "model", "algorithm", "epsilon", "label", "setting"]
-    columns = [*heads, *ranks, *interval, *(f"paper_{r}" for r in ranks)]
-    named = [dict(zip(columns, row, strict=True)) for row, _ in rows]
-    return as_frame(named, columns), [group for _, group in rows]
+def _in_order(
+    rows: pandas.DataFrame, paper: pandas.DataFrame, numbers: list[str], texts: list[str]
+) -> pandas.DataFrame:
+    """Return rows in the order of the paper's private sets, then of these columns; what is missing comes last among
+    numbers, first among texts."""
+    places = {private: place for place, private in enumerate(paper["private"].unique())}
+    keys = {"first": rows["private"].map(places), "private": rows["private"]} | {key: rows[key] for key in numbers}
+    keys |= {key: rows[key].map(lambda value: "" if pandas.isna(value) else str(value)) for key in texts}
+    return rows.loc[pandas.DataFrame(keys).sort_values(list(keys), kind="stable").index]
 
 
-def _paper_points(spec: Spec) -> dict[tuple[Any, ...], list[tuple[float, float]]]:
-    """Return the paper's (distance, utility) points by (private, model, algorithm, epsilon)."""
-    paper: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
-    for row in paper_rows(spec.paper):
-        is_point = row["distance"] is not None and row["utility"] is not None
-        if is_point and row["algorithm"] not in WITHOUT_PUBLIC:
-            block = (row["private"], row["model"], row["algorithm"], row["epsilon"])
-            paper.setdefault(block, []).append((row["distance"], row["utility"]))
-    return paper
-
-
-def _our_correlations(shown: list[TableCell], paper: dict[tuple[Any, ...], list[tuple[float, float]]]) -> list[Ranked]:
-    """Return a row for each group of cells that differ in the public data alone, with the paper's correlation if it
-    has points for the same key."""
-    public_keys = ("pair.public", "pair.convert")
-    ours: dict[tuple[Any, ...], list[TableCell]] = {}
-    for cell in shown:
-        if cell["algorithm"] in WITHOUT_PUBLIC or not cell.trained():
-            continue
-        if cell["public"] is not None and cell.distance()[0] is not None:
-            epsilon = math.inf if cell["epsilon"] is None else float(cell["epsilon"])
-            same = json.dumps([[k, v] for k, v in sorted(cell.settings.items()) if k not in public_keys])
-            key = (cell["private"], cell["model"], cell["algorithm"], epsilon, cell["label"], same)
-            ours.setdefault(key, []).append(cell)
-
-    # groups with the same head need their settings in the row to be told apart
-    rows: list[Ranked] = []
-    for head, keys in groupby(sorted(ours), key=lambda key: key[:5]):
-        together = list(keys)
-        texts = setting_texts([ours[key][0] for key in together], public_keys)
-        for key, setting in zip(together, texts, strict=True):
-            points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in ours[key]]
-            utilities = [[record["utility"] for record in cell.records] for cell in ours[key]]
-            uncertain = rank_interval([cell.distances() for cell in ours[key]], utilities)
-            numbers = (*rank_correlation(points), *uncertain, *rank_correlation(paper.get(key[:4], [])))
-            rows.append(((*head, setting or None, *numbers), ours[key]))
-
-    return rows
-
-
-def _row(cell: TableCell, setting: str, paper: dict[str, Any] | None, spec: Spec) -> dict[str, Any]:
-    # a distance alone is a row too, without a utility
-    utility, utility_std = cell.utility() if cell.trained() else (None, None)
-    distance, distance_std = cell.distance()
-
-    row = {key: cell[key] for key in CELL}
+def _row(cell: TableCell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what our columns show of a cell; a distance alone is a row too, without a utility."""
+    row = {"cell": cell, **{key: cell[key] for key in CELL}}
     row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
-    row |= {"setting": setting or None, "selected": SELECTION[spec.select["by"]] if spec.select else None}
-    row |= {"seeds": len(cell.records), "valid": cell.valid()}
-    row |= {"utility": utility, "utility_std": utility_std}
-    row |= {"distance": distance, "distance_std": distance_std}
+    row |= {"selected": SELECTION[spec.select["by"]] if spec.select else None, "valid": cell.valid()}
+    row |= {"seeds": len(cell.records), "commits": len({record.get("commit") for record in cell.records})}
+    row["utility"], row["utility_std"] = cell.utility() if cell.trained() else (None, None)
     row["utility_low"], row["utility_high"] = cell.interval()
+    row["distance"], row["distance_std"] = cell.distance()
     row["seconds"] = cell.seconds() if spec.reference else None
-    row["commits"] = len({record.get("commit") for record in cell.records})
 
-    if paper is not None:
-        row |= _beside(paper, spec)
-        if paper["public"] == cell["public"] and paper["utility"] is not None and utility is not None:
-            row["difference"] = utility - paper["utility"]
-    return row
-
-
-def _beside(paper: dict[str, Any], spec: Spec) -> dict[str, Any]:
-    beside = {f"paper_{key}": paper[key] for key in ("public", "utility", "utility_std", "distance")}
-    return beside | {f"paper_distance_{column}": paper.get(column) for column in spec.further}
-
-
-def _further(cell: TableCell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the further distances of a table between a cell's sets, by its network: means over initialisations, and
-    standard deviations. UserError if two records are of one of them."""
-    row: dict[str, Any] = {}
+    # further distances between the same sets, by the network of the cell
     between = [record for record in ranks if all(record[key] == cell[key] for key in ("private", "public", "model"))]
     for column, wanted in spec.further.items():
         of = [record for record in between if all(value_of(record, key) == value for key, value in wanted.items())]
@@ -497,35 +434,57 @@ def _further(cell: TableCell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[s
     return row
 
 
-def _with_setting(shown: list[TableCell], spec: Spec) -> list[tuple[TableCell, str]]:
-    """Return each cell with what tells it apart from others of its private data, model, algorithm, epsilon, label."""
-    # what has a column is not repeated in the setting
-    columns = ("pair.public", *spec.match.values())
-    blocks: dict[tuple[Any, ...], list[TableCell]] = {}
-    for cell in shown:
-        blocks.setdefault(tuple(cell[key] for key in CELL if key != "public"), []).append(cell)
-    pairs: list[tuple[TableCell, str]] = []
-    for block in blocks.values():
-        pairs += zip(block, setting_texts(block, columns), strict=True)
-    return pairs
+def _ranked(spec: Spec, shown: list[TableCell]) -> tuple[pandas.DataFrame, list[list[TableCell]]]:
+    """Return ranks and groups of a `Table`."""
+    # ours: of cells that differ in the public data alone
+    block, public_keys = ["private", "model", "algorithm", "epsilon"], ("pair.public", "pair.convert")
+    rows = [
+        [*(cell[key] for key in block[:3]), cell.epsilon(), cell["label"], cell.same(public_keys, ()), cell]
+        for cell in shown
+        if cell["algorithm"] not in WITHOUT_PUBLIC and cell["public"] is not None
+        if cell.trained() and cell.distances()
+    ]
+    keys = [*block, "label", "rest"]
+    ours = pandas.DataFrame(rows, columns=[*keys, "cells"], dtype=object)
+    ours = ours.groupby(keys)["cells"].agg(list).reset_index()
+
+    # groups with the same head need their settings in the row to be told apart
+    first = ours.assign(first=[cells[0] for cells in ours["cells"]]).groupby(keys[:-1])["first"]
+    setting = first.transform(lambda cells: setting_texts(list(cells), public_keys))
+    ours["setting"] = setting.mask(setting == "")
+    ranks, interval = ["pairs", "spearman", "kendall"], ["spearman_low", "spearman_high"]
+    ours = ours.join(pandas.DataFrame(map(_correlations, ours["cells"]), columns=[*ranks, *interval]))
+
+    # the paper's, of the same private set, model, algorithm and epsilon
+    paper = _paper(spec)
+    points = paper.dropna(subset=["paper_distance", "paper_utility"])
+    groups = points[~points["algorithm"].isin(WITHOUT_PUBLIC)].groupby(block, dropna=False)
+    pairs = groups[["paper_distance", "paper_utility"]]
+    theirs = [[*key, *rank_correlation(part.to_numpy(float).tolist())] for key, part in pairs]
+    columns = [f"paper_{rank}" for rank in ranks]
+    both = ours.merge(pandas.DataFrame(theirs, columns=[*block, *columns], dtype=object), how="outer", on=block)
+
+    heads = [*block, "label", "setting"]
+    both = _in_order(both.fillna({"label": "paper"}), paper, [], heads[1:])
+    cells = [cells if isinstance(cells, list) else [] for cells in both["cells"]]
+    return as_frame(both, [*heads, *ranks, *interval, *columns]), cells
 
 
-def _order(row: dict[str, Any], place: int | None, privates: list[str], spec: Spec) -> tuple[Any, ...]:
-    """Return a sort key: the paper's order within each private dataset; what the paper lacks comes last."""
-    labels = ["paper", *spec.labels.get(row["algorithm"], [])]
-    rest = [str(row.get(key) or "") for key in ("algorithm", "model", "epsilon", "public", "label", "setting")]
-    last = place if place is not None else math.inf
-    return (_index(privates, row["private"]), row["private"], last, _index(labels, row["label"]), rest)
+def _correlations(cells: list[TableCell]) -> tuple[float | None, ...]:
+    """Return `rank_correlation` and `rank_interval` of cells with a distance and a utility."""
+    points = [(cell.distance()[0] or 0.0, cell.utility()[0]) for cell in cells]
+    utilities = [[record["utility"] for record in cell.records] for cell in cells]
+    return *rank_correlation(points), *rank_interval([cell.distances() for cell in cells], utilities)
 
 
-def as_frame(rows: list[dict[str, Any]], columns: list[str]) -> pandas.DataFrame:
-    """Return rows as a frame, rounded (percent and points to 2 digits, distances and correlations to 4), with
+def as_frame(rows: pandas.DataFrame, columns: list[str]) -> pandas.DataFrame:
+    """Return these columns of rows, rounded (percent and points to 2 digits, distances and correlations to 4), with
     whole numbers and truth values as such."""
-    frame = pandas.DataFrame([[row.get(column) for column in columns] for row in rows], columns=columns)
+    frame = rows.reindex(columns=columns).infer_objects().reset_index(drop=True)
     for column in columns:
         if re.search("utility|difference|regret|distance|spearman|kendall|epsilon", column):
             digits = 2 if re.search("utility|difference|regret", column) else 4
-            frame[column] = frame[column].astype("Float64").astype("float64").round(digits) + 0.0
+            frame[column] = frame[column].astype(float).round(digits) + 0.0
         elif column in ("seeds", "common_seeds", "commits", "m", "pairs", "paper_pairs", "sets"):
             frame[column] = frame[column].astype("Int64")
         elif column == "valid" and not (frame[column] == "weak").any():
@@ -587,12 +546,6 @@ def dotted_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Return {"algorithm.k": "250"} for {"algorithm": {"k": 250}}: dotted keys, JSON values."""
     leaves: dict[str, str] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            leaves |= dotted_values(value, f"{prefix}{key}.")
-        else:
-            leaves[f"{prefix}{key}"] = json.dumps(value)
+        inner = isinstance(value, dict)
+        leaves |= dotted_values(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": json.dumps(value)}
     return leaves
-
-
-def _index(names: list[str], name: str) -> int:
-    return names.index(name) if name in names else len(names)

@@ -14,6 +14,7 @@ from pubsel.papers.join import (
     TableCell,
     as_frame,
     correlation_of_rows,
+    groups_by,
     middle,
     rank_correlation,
     resampled,
@@ -44,17 +45,13 @@ class JudgedGroup(NamedTuple):
 def judged_groups(table: Table) -> list[JudgedGroup]:
     """Return the rows of a table by private set, model and epsilon: those with as many public examples as most have,
     and that without any."""
-    together: dict[tuple[str, str, float], list[TableCell]] = {}
-    for cell in table.cells:
-        if cell is not None and cell.trained() and cell["epsilon"] is not None:
-            together.setdefault((cell["private"], cell["model"], float(cell["epsilon"])), []).append(cell)
-
     groups = []
-    for key, cells in sorted(together.items()):
+    protected = [cell for cell in table.cells if cell and cell.trained() and cell["epsilon"] is not None]
+    for cells in groups_by(sorted(protected, key=TableCell.place), TableCell.place):
         m = statistics.mode([int(cell.settings["pair.m"]) for cell in cells if cell["public"] is not None] or [0])
         of_size = [cell for cell in cells if cell["public"] is None or int(cell.settings["pair.m"]) == m]
         utilities = {cell["public"] or NONE: [100 * record["utility"] for record in cell.records] for cell in of_size}
-        groups.append(JudgedGroup(*key, m, utilities))
+        groups.append(JudgedGroup(*cells[0].place(), m, utilities))
     return groups
 
 
@@ -80,7 +77,7 @@ def judged(table: Table, ranks: list[dict[str, Any]]) -> pandas.DataFrame:
                     rows.append({**about, "measure": name, **_compared(group, record["values"]), "seconds": seconds})
         if NONE in group.utilities and any(row["private"] == group.private for row in rows):
             rows.append({**about, "measure": ALWAYS_NONE, **_compared(group, {NONE: [0.0]})})
-    return as_frame(rows, COLUMNS)
+    return as_frame(pandas.DataFrame(rows), COLUMNS)
 
 
 def _compared(group: JudgedGroup, distances: Values) -> dict[str, Any]:
@@ -124,4 +121,4 @@ def summary_by_distance(frame: pandas.DataFrame) -> pandas.DataFrame:
     means = means.assign(sets=grouped.size(), regret_most=grouped["regret_other"].max()).reset_index()
     places = {measure: place for place, measure in enumerate(dict.fromkeys(frame["measure"]))}
     means = means.sort_values(["epsilon", "measure"], key=lambda column: column.replace(places))
-    return as_frame(means.to_dict("records"), ["measure", "epsilon", "sets", *MEANS, "regret_most", "seconds"])
+    return as_frame(means, ["measure", "epsilon", "sets", *MEANS, "regret_most", "seconds"])

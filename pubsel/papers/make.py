@@ -19,7 +19,7 @@ import json
 import shlex
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -235,12 +235,9 @@ class KnownRuns:
     @classmethod
     def read(cls, folder: Path) -> "KnownRuns":
         """Return what RESULTS/runs and ranks contain, and the records kept with the code in RESULTS/records."""
-        ranks = [*(folder / "ranks").glob("*/result.json")]
-        ranks += (folder / "records" / "ranks").glob("*.json")
-        records = results.read_records(folder)
-        records += results.readable(sorted(ranks), results.Rank)
+        ranks = sorted([*folder.glob("ranks/*/result.json"), *folder.glob("records/ranks/*.json")])
         kept = cls()
-        for record in records:
+        for record in [*results.read_records(folder), *results.readable(ranks, results.Rank)]:
             kept.names.add(record["identity"])
             settings, n = record["settings"], record.get("private_examples") or 1
             if "seconds" in record:
@@ -315,8 +312,7 @@ def run(settings: MakeConfig, start: Start) -> str:
         if missing:
             with tempfile.TemporaryDirectory() as here:
                 file = Path(here) / "cells"
-                lines = [f"{shlex.join(cell.words)}\n" for cell in missing]
-                file.write_text("".join(lines), encoding="utf-8")
+                file.write_text("".join(f"{shlex.join(cell.words)}\n" for cell in missing), encoding="utf-8")
                 of_cells = f"hydra.sweeper.cells={command_line.written(str(file))}"
                 words = ["-m", *plan.options, *plan.hydra, *plan.free, of_cells]
                 _succeed(settings.name, start(command, words))
@@ -362,14 +358,11 @@ class Steps:
             composer = self.composers[swept_by(step)]
             if step.command == "more_seeds":
                 seeds = [int(seed) for seed in step.words[0].split(",")]
-                more = seeded(step.of, seeds, self.folder, composer, self.free, step.words[1:])
-                cells: Iterator[SweptCell] = iter(more)
+                cells = seeded(step.of, seeds, self.folder, composer, self.free, step.words[1:])
             else:
                 words = [*step.words, *self.settings.words, self.results]
-                cells = map(composer.cell, composer.cells(words, self.settings.public))
-            for cell in cells:
-                by_name.setdefault(cell.name, cell)
-
+                cells = [composer.cell(cell) for cell in composer.cells(words, self.settings.public)]
+            by_name |= {cell.name: by_name.get(cell.name, cell) for cell in cells}
         return list(by_name.values())
 
     def words(self, step: Step) -> list[str]:
@@ -393,13 +386,11 @@ class Steps:
                 continue
 
             for cell in self.cells([step]):
-                if cell.name in every:
-                    continue
-                every[cell.name] = cell
-
-                seconds = kept.expected(cell.settings)
-                took = "unknown" if seconds is None else duration(seconds)
-                there = cell.name in kept.names
-                lines.append(f"there    {cell.name}" if there else f"missing  {cell.name}  ({took})")
+                if cell.name not in every:
+                    every[cell.name] = cell
+                    seconds = kept.expected(cell.settings)
+                    took = "unknown" if seconds is None else duration(seconds)
+                    there = cell.name in kept.names
+                    lines.append(f"there    {cell.name}" if there else f"missing  {cell.name}  ({took})")
 
         return "\n".join([*lines, summary_line(name, list(every.values()), kept)])

@@ -4,13 +4,13 @@ cells the reference is first, and the time of training. Rows are compared within
 
 import math
 import statistics
-from itertools import groupby
-from typing import Any, NamedTuple
+from collections import Counter
+from typing import NamedTuple
 
 import pandas
 from scipy import stats
 
-from pubsel.papers.join import Spec, Table, TableCell, as_frame, differing, settings_text, value_of
+from pubsel.papers.join import Spec, Table, TableCell, as_frame, differing, groups_by, settings_text, value_of
 
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
@@ -51,20 +51,14 @@ class Standing(NamedTuple):
 def groups_of(table: Table) -> list[Group]:
     """Return the rows that have a utility, by private set, model and epsilon; none if the table has no reference."""
 
-    def place(row: Row) -> tuple[str, str, float]:
-        return row.cell["private"], row.cell["model"], epsilon_of(row.cell)
-
+    rows = _rows(table) if table.spec.reference else []
+    rows.sort(key=lambda row: row.cell.place())
     groups = []
-    for key, together in groupby(sorted(_rows(table), key=place) if table.spec.reference else [], key=place):
-        rows = list(together)
-        fitting = [row for row in rows if is_reference(row.cell, table.spec)]
-        groups.append(Group(*key, fitting, [row for row in rows if not is_reference(row.cell, table.spec)]))
+    for together in groups_by(rows, lambda row: row.cell.place()):
+        fitting = [row for row in together if is_reference(row.cell, table.spec)]
+        others = [row for row in together if not is_reference(row.cell, table.spec)]
+        groups.append(Group(*together[0].cell.place(), fitting, others))
     return groups
-
-
-def epsilon_of(cell: TableCell) -> float:
-    """Return the epsilon of a cell: infinite if there is no guarantee."""
-    return math.inf if cell["epsilon"] is None else float(cell["epsilon"])
 
 
 def is_reference(cell: TableCell, spec: Spec) -> bool:
@@ -101,12 +95,11 @@ def paired_differences(table: Table) -> pandas.DataFrame:
             continue
 
         for other in group.others:
-            cell = other.cell
-            row: dict[str, Any] = {key: cell[key] for key in ("private", "model", "algorithm", "public", "label")}
-            common, mean, low, high = paired_difference(cell, group.references[0].cell)
-            row |= {"epsilon": group.epsilon, "setting": other.setting, "common_seeds": common}
-            rows.append(row | {"difference": mean, "difference_low": low, "difference_high": high})
-    return as_frame(rows, COLUMNS)
+            same = [other.cell[key] for key in ("algorithm", "public", "label")]
+            about = [group.private, group.model, group.epsilon, *same, other.setting]
+            common, *points = paired_difference(other.cell, group.references[0].cell)
+            rows.append([*about, *points, common])
+    return as_frame(pandas.DataFrame(rows, columns=COLUMNS), COLUMNS)
 
 
 def standings(table: Table, without_choice: bool) -> list[Standing]:
@@ -174,24 +167,18 @@ def _rows(table: Table) -> list[Row]:
     settings = [None if pandas.isna(setting) else str(setting) for setting in table.frame["setting"]]
     pairs = [(cell, text) for cell, text in zip(table.cells, settings, strict=True) if cell and cell.trained()]
 
-    kinds: dict[str, set[str]] = {}
-    for cell, _ in pairs:
-        kinds.setdefault(cell["algorithm"], set()).add(_kind(cell))
-
     # the algorithm; its public data, if it has rows with other ones; its label, if the reference has another
+    kinds = Counter(algorithm for algorithm, _ in {(cell["algorithm"], _kind(cell)) for cell, _ in pairs})
     names = []
     for cell, _ in pairs:
-        kind = _kind(cell) if len(kinds[cell["algorithm"]]) > 1 else OWN
+        kind = _kind(cell) if kinds[cell["algorithm"]] > 1 else OWN
         label = "" if cell["label"] == table.spec.reference.get("label") else cell["label"]
         names.append(", ".join(filter(None, [cell["algorithm"], "" if kind == OWN else kind, label])))
 
     # rows with one name in one group need their settings to be told apart
-    alike: dict[tuple[Any, ...], list[TableCell]] = {}
-    for (cell, _), name in zip(pairs, names, strict=True):
-        alike.setdefault((cell["private"], cell["model"], epsilon_of(cell), name), []).append(cell)
-    telling: dict[str, set[str]] = {}
-    for (*_, name), together in alike.items():
-        telling.setdefault(name, set()).update(differing(together, ("pair.public",)))
+    telling: dict[str, set[str]] = {name: set() for name in names}
+    for together in groups_by(zip(pairs, names, strict=True), lambda entry: (*entry[0][0].place(), entry[1])):
+        telling[together[0][1]].update(differing([cell for (cell, _), _ in together], ("pair.public",)))
 
     # in the other groups too, so that a method has one name in all of them
     rows = []

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Callable
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,11 +48,10 @@ def best_k(records: list[dict[str, Any]]) -> pandas.DataFrame:
     frame, shown = figures.points(BEST_K, records)
     if frame.empty:
         return frame
-    tried: dict[tuple[Any, ...], set[Any]] = {}
-    for cell in cells([record for record in records if record["algorithm"] in BEST_K.algorithms]):
-        tried.setdefault(_place(cell), set()).add(figures.value(cell, "algorithm.k"))
+    every = cells([record for record in records if record["algorithm"] in BEST_K.algorithms])
+    tried = Counter(place for place, _ in {(_place(cell), figures.value(cell, "algorithm.k")) for cell in every})
     frame["k"] = [figures.value(cell, "algorithm.k") for cell in shown]
-    frame["tried"] = [len(tried[_place(cell)]) for cell in shown]
+    frame["tried"] = [tried[_place(cell)] for cell in shown]
     return frame[frame["tried"] > 1].reset_index(drop=True)
 
 
@@ -147,11 +147,11 @@ def samples(records: list[dict[str, Any]]) -> pandas.DataFrame:
     if frame.empty:
         return frame
     private = ~frame["line"].str.startswith("public")
-    counts = frame.groupby(["private", "model", private])["x"].nunique().unstack(fill_value=0)
-    enough = (counts.reindex(columns=[False, True], fill_value=0) >= 2).all(axis=1)
-    kept = [enough[key] for key in frame[["private", "model"]].itertuples(index=False, name=None)]
+    sides = frame.assign(kind=private, ours=frame["x"].where(private), theirs=frame["x"].mask(private))
+    counts = sides.groupby(["private", "model"])[["ours", "theirs"]].transform("nunique")
     order = ["private", "model", "kind", "line", "x"]
-    return frame.assign(kind=private)[kept].sort_values(order, kind="stable", ignore_index=True).drop(columns="kind")
+    kept = sides[(counts >= 2).all(axis=1)].sort_values(order, kind="stable", ignore_index=True)
+    return kept[frame.columns]
 
 
 def per_class(cell: TableCell) -> float | None:
@@ -274,8 +274,8 @@ def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
     frame.insert(2, "start", parts[0])
     frame.insert(3, "setting", parts[2])
     frame["line"] = frame["start"].map(LEVELS.index)
-    order = ["private", "epsilon", "model", "line"]
-    return frame.sort_values(order, kind="stable", ignore_index=True).drop(columns="line")
+    frame = frame.sort_values(["private", "epsilon", "model", "line"], kind="stable", ignore_index=True)
+    return frame.drop(columns="line")
 
 
 def start(cell: TableCell) -> str:
@@ -294,8 +294,7 @@ def _training(cell: TableCell) -> str:
 
 def draw_initialisation(frame: pandas.DataFrame) -> "Figure":
     """Draw a panel for each private set, in it a bar for each epsilon, model and start."""
-    rows = frame.to_dict("records")
-    named_bars = [f"{figures.short(row['model'])}, {row['start']}\n{row['setting']}".strip() for row in rows]
+    named_bars = (frame["model"].map(figures.short) + ", " + frame["start"] + "\n" + frame["setting"]).str.strip()
     group = [figures.line_name("epsilon", epsilon) for epsilon in frame["epsilon"]]
     shown = frame.assign(panel=frame["private"], group=group, bar=named_bars, height=frame["utility"])
     return bars(shown, figures.metric_name(frame))

@@ -101,6 +101,11 @@ LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     MISSING: "---",
     "→": r"$\to$",
 }
+UNCERTAINTY = {
+    "utility_std": "±: sample standard deviation over seeds; of a distance, over random initialisations.",
+    "utility_low": "[low, high]: of one seed, a 95 % bootstrap interval over test examples; it does not cover "
+    "training.",
+}
 SELECTED_BY = {
     "validation": "held-out private examples",
     "public": "labels of the public examples",
@@ -174,12 +179,9 @@ def columns(frame: pandas.DataFrame) -> tuple[list[Column], list[str]]:
 def notes(table: Table) -> list[str]:
     """Return what a reader has to know of a table's numbers: their uncertainty, what selected them, what is missing."""
     frame, lines = table.frame, []
-    if "utility_std" in frame and frame["utility_std"].notna().any():
-        lines.append("±: sample standard deviation over seeds; of a distance, over random initialisations.")
-    if "utility_low" in frame and frame["utility_low"].notna().any():
-        lines.append(
-            "[low, high]: of one seed, a 95 % bootstrap interval over test examples; it does not cover training."
-        )
+    for column, about in UNCERTAINTY.items():
+        if column in frame and frame[column].notna().any():
+            lines.append(about)
 
     if table.spec.select.get("by") == "test":
         lines.append("Settings were selected on the test set (oracle): ours are too good by that.")
@@ -192,20 +194,17 @@ def notes(table: Table) -> list[str]:
             lines.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
 
     # report rows that are missing, and guarantees that do not hold
-    missing = sum(cell is None for cell in table.cells)
-    if missing:
+    if missing := table.cells.count(None):
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
     lines += _weights(table) + _versions(table)
     lines += [TIME] if "seconds" in frame else []
     lines += paired.paired_summary(table)
 
-    invalid = sum(cell is not None and cell.trained() and not cell.valid() for cell in table.cells)
-    if invalid:
+    kinds = Counter(cell.valid() for cell in table.cells if cell and cell.trained())
+    if invalid := kinds[False]:
         lines.append(f"{invalid} rows of ours have no valid privacy guarantee (column {HEADS['valid']}).")
-    weak = sum(cell is not None and cell.trained() and cell.valid() == "weak" for cell in table.cells)
-    if weak:
+    if weak := kinds["weak"]:
         lines.append(f"{weak} rows of ours have a weak privacy guarantee: its delta is above 1/n (n private examples).")
-
     return lines
 
 
@@ -392,10 +391,10 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
         return "∞" if value == float("inf") else f"{value:g}", ""
 
     digits = 2 if re.search("utility|difference|regret|success", key) else 1 if key == "seconds" else 3
+    number = f"{value:{'+' if key == 'difference' else ''}.{digits}f}".replace("-", "−")
     if not pandas.isna(spread):
-        return _signed(key, value, digits), f"± {spread:.{digits}f}"
-    interval = "" if pandas.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
-    return _signed(key, value, digits), interval
+        return number, f"± {spread:.{digits}f}"
+    return number, "" if pandas.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
 
 
 def short_keys(setting: str) -> str:
@@ -404,10 +403,6 @@ def short_keys(setting: str) -> str:
     if len(set(keys)) < len(keys):
         return setting
     return re.sub(r"(^| )(?:\w+\.)+(\w+)=", r"\1\2=", setting)
-
-
-def _signed(key: str, value: float, digits: int) -> str:
-    return f"{value:{'+' if key == 'difference' else ''}.{digits}f}".replace("-", "−")
 
 
 def run(settings: TableConfig) -> str:

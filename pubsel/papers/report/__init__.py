@@ -10,8 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas
-
 from pubsel import __version__
 from pubsel.papers import figures, join, judged, typeset
 from pubsel.papers.join import Table
@@ -134,11 +132,8 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
     groups: list[str | None] = [runs.add(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
 
     # how well distances predict utility: the means, not each private set
-    means = (
-        judged.summary_by_distance(judged.judged(table, measured))
-        if table.spec.judged and measured
-        else pandas.DataFrame()
-    )
+    rows = judged.judged(table, measured)
+    means = rows if rows.empty else judged.summary_by_distance(rows)
 
     head, _, rest = table.spec.title.partition(". ")
     return {

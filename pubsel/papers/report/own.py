@@ -55,8 +55,7 @@ DISTANCE_HEADS = {
 
 @dataclass
 class OwnData:
-    """One private data set of the user: its names as they were given, and what there is of it. lines: of the ledger;
-    classes: their names, by the identity of a run."""
+    """One private data set of the user: its names as they were given, and what there is of it. lines: of the ledger."""
 
     names: list[str] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
@@ -125,11 +124,8 @@ def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[st
     folder, for commands."""
     # what runs and choices spent by their records that the ledger lacks
     apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
-    unlisted = None
-    if apart:
-        lacked = ledger.cost_of(apart)
-        many = len({line["cell"] for line in apart})
-        unlisted = {"many": many, "epsilon": _above(lacked.epsilon), "delta": _above(lacked.delta)}
+    many, lacked = len({line["cell"] for line in apart}), ledger.cost_of(apart)
+    unlisted = {"many": many, "epsilon": _above(lacked.epsilon), "delta": _above(lacked.delta)} if apart else None
 
     name = f"own-{place}"
     latest = sorted(private.records, key=lambda record: str(record.get("finished")), reverse=True)
@@ -300,18 +296,14 @@ def _figure(values: Sequence[float] | None) -> Entry:
 
 def _table(heads: dict[str, str], rows: list[dict[str, Entry]], keys: Sequence[str]) -> Shown | None:
     """Return rows for the template, without columns that have nothing; None if there is no row."""
-    # a column without a value says nothing
-    entries_of = {key: [row[key] for row in rows] for key in heads}
-    entries_of = {
-        key: entries for key, entries in entries_of.items() if any(entry[1] != typeset.MISSING for entry in entries)
-    }
-    columns = [
-        typeset.Column(
-            key, heads[key], [entry[1:] for entry in entries], all(type(entry[0]) is not str for entry in entries)
-        )
-        for key, entries in entries_of.items()
-    ]
-    values = {key: [entry[0] for entry in entries] for key, entries in entries_of.items()}
+    columns, values = list[typeset.Column](), dict[str, list[Any]]()
+    for key, head in heads.items():
+        entries = [row[key] for row in rows]
+        # a column without a value says nothing
+        if any(text != typeset.MISSING for _, text, _ in entries):
+            values[key] = [value for value, _, _ in entries]
+            numeric = not any(isinstance(value, str) for value in values[key])
+            columns.append(typeset.Column(key, head, [entry[1:] for entry in entries], numeric))
     return shown(columns, values, list(keys), []) if rows else None
 
 
@@ -342,7 +334,7 @@ def _measured(record: Record, names: list[str] | None) -> dict[str, Any]:
     counts = quality["counts"]
     if len(counts) > MOST_CLASSES:
         return values | {"many": len(counts)}
-    names = names if names is not None and len(names) == len(counts) else [str(i) for i in range(len(counts))]
+    names = names if names and len(names) == len(counts) else list(map(str, range(len(counts))))
     recalls = list(zip(*quality["figures"]["recall of each class"], strict=True))
     largest = max(1.0, *(abs(count) for row in counts for count in row))
     rows = [
@@ -383,12 +375,11 @@ def _next(private: OwnData, latest: list[Record], results: str) -> list[tuple[st
         text = f"Train with {', and '.join(reasons)}. It spends epsilon {cost} once more."
         steps += [(text, shlex.join([*shlex.split(command(trained[0], changes)), *where]))] if changes else []
 
-    if safe and safe[0]["label"] == "fit":
-        words = ["predict", safe[0]["identity"], "./new_images"]
-        steps.append(("Use the last model on new images.", shlex.join(["pubsel", *words, *where])))
-    elif safe:
-        words = ["export", safe[0]["identity"], "to=release"]
-        text = "Make a folder of the last model that may be given away, if there is none yet."
+    if safe:
+        text, words = "Use the last model on new images.", ["predict", safe[0]["identity"], "./new_images"]
+        if safe[0]["label"] != "fit":
+            text = "Make a folder of the last model that may be given away, if there is none yet."
+            words = ["export", safe[0]["identity"], "to=release"]
         steps.append((text, shlex.join(["pubsel", *words, *where])))
     return steps
 
@@ -416,10 +407,8 @@ def _lacking(trained: list[Record], safe: bool) -> tuple[dict[str, Any], list[st
 
 def _fit(private: OwnData, where: list[str]) -> tuple[str, str]:
     """Return `pubsel fit` with the public data that was ranked or chosen from."""
-    candidates_of = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
-    publics = sorted(
-        {str(name) for candidates in candidates_of for candidate in candidates for name in public_sets(candidate)}
-    )
+    ranked = [at(record, "settings.public") or [] for record in [*private.choices, *private.ranks]]
+    publics = sorted({str(name) for sets in ranked for candidate in sets for name in public_sets(candidate)})
 
     # A path that is not plain has to be quoted for Hydra too.
     path = private.names[-1]
