@@ -217,7 +217,7 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     mu = accountant.gaussian_mu(epsilon, budget.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)
     n, d = task.units, private.x.shape[1]
-    known = task.same_task, task.same_classes, task.same_names
+    known = task.same_task, task.same_classes
     return algorithm.derived(Facts(n, d, m, task.classes, several, mu, *known))
 
 

@@ -194,7 +194,6 @@ class Facts(NamedTuple):
     mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
     same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
     same_classes: bool = True  # no public set is known to have other classes
-    same_names: bool = False  # public and private files name their classes alike
 
 
 @dataclass

@@ -174,7 +174,7 @@ class WhitenedHead(Clipping):
     @property
     def labelled(self) -> bool:
         """Return whether public labels are used."""
-        same = self.public_labels == PublicLabels.auto and (self.facts.same_task or self.facts.same_names)
+        same = self.public_labels == PublicLabels.auto and self.facts.same_task
         return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given)
 
     @property

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel.cell import choose_device
-from pubsel.data import MOST_PUBLIC, Task, load, open_dataset, same_examples
+from pubsel.data import MOST_PUBLIC, Task, load, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant
@@ -30,7 +30,7 @@ from pubsel.selection import coverage
 from pubsel.settings import outputs
 from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import Convert, ExportConfig, FitConfig, Format, Overlap, Pair, Read, RunConfig
+from pubsel.settings.keys import Convert, ExportConfig, FitConfig, Format, Overlap, Pair, PublicLabels, Read, RunConfig
 from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
@@ -184,32 +184,41 @@ def _read(settings: FitConfig) -> Read:
     return Read(**{field.name: getattr(settings, field.name) for field in fields(Read)})
 
 
-def _publics(settings: FitConfig) -> dict[str, int]:
-    """Return how many images of each public set are used, or chosen from, by its name."""
-    many, key = {}, "pool" if settings.pool else "public"
+class Public(NamedTuple):
+    """A public set, or a folder of embeddings: how many of its examples are used, or chosen from, and the names of its
+    classes."""
+
+    m: int
+    classes: tuple[str, ...]
+
+
+def _publics(settings: FitConfig) -> dict[str, Public]:
+    """Return each public set by its name."""
+    many, key = dict[str, Public](), "pool" if settings.pool else "public"
     for name in settings.public or settings.pool or []:
         if not isinstance(name, str):
             raise UsageError(f"public=[{name}]: give each set by itself")
         if is_embeddings(name):
             if key == "public":
                 raise UsageError(f"public=[{name}]: a folder of embeddings: give it as pool=[{name}]")
-            many[name] = open_embeddings(name).n
+            many[name] = Public(open_embeddings(name).n, ())
             continue
         if same_examples(settings.private, name, settings.data_root):
             raise UsageError(f"{key}=[{name}]: this is the private data: take another set")
         source = open_dataset(
             name, settings.data_root, settings.download, None, settings.keep, Read(skip=settings.skip)
         )
-        many[name] = len(source.train.y) + len(source.test.y)
+        m = len(source.train.y) + len(source.test.y)
         if key == "public":
-            many[name] = min(MOST_PUBLIC, many[name])
-            if many[name] < coverage.FEWEST:
-                raise UsageError(f"public=[{name}]: {many[name]} images are too few: give {coverage.FEWEST} or more")
+            m = min(MOST_PUBLIC, m)
+            if m < coverage.FEWEST:
+                raise UsageError(f"public=[{name}]: {m} images are too few: give {coverage.FEWEST} or more")
+        many[name] = Public(m, source.names)
     return many
 
 
 def print_plan(
-    settings: FitConfig, of_run: RunConfig, task: Task, publics: dict[str, int], budget: Shares, *, timed: bool
+    settings: FitConfig, of_run: RunConfig, task: Task, publics: dict[str, Public], budget: Shares, *, timed: bool
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
     n, held, test = task.units, task.held_out_units, len(task.test.y)
@@ -222,9 +231,10 @@ def print_plan(
     many = f" ({len(task.private.y):,} images)" if of_people else ""
     tested = f"{test:,}{' images' * of_people} for testing (test results are not released)"
     yield f"  {whose}{n:,} for training{many}, {held:,} to measure, {tested}"
-    listed = ", ".join(f"{name} ({m:,} images)" for name, m in publics.items())
+    listed = ", ".join(f"{name} ({public.m:,} images)" for name, public in publics.items())
     chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
     yield f"  public data: {listed + chosen if publics else 'none'}"
+    yield from _labels(settings, task, publics)
     yield f"  model: a linear classifier on {of_run.model.name} (whitened_head, which has nothing to set)"
 
     parts = [f"{budget.choice:.4g} for the choice"] if budget.choice else []
@@ -238,7 +248,22 @@ def print_plan(
     )
     yield from _doubts(settings, task)
     if timed:
-        yield _time(settings, of_run, task, sum(many for name, many in publics.items() if not is_embeddings(name)))
+        yield _time(
+            settings, of_run, task, sum(public.m for name, public in publics.items() if not is_embeddings(name))
+        )
+
+
+def _labels(settings: FitConfig, task: Task, publics: dict[str, Public]) -> Iterator[str]:
+    """Yield which public labels are used."""
+    alike = [name for name, public in publics.items() if same_names(public.classes, task.names)]
+    if settings.public and settings.public_labels == PublicLabels.given:
+        classes = ", ".join(task.names or map(str, range(task.classes)))
+        yield f"  public labels: used, as those of your classes in this order: {classes}"
+    elif settings.public and settings.public_labels == PublicLabels.auto and alike:
+        yield (
+            f"  public labels: not used; {', '.join(alike)} has classes of the same names: if they mean the same, set "
+            "public_labels=given"
+        )
 
 
 def _doubts(settings: FitConfig, task: Task) -> Iterator[str]:

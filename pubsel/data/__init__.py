@@ -67,6 +67,7 @@ __all__ = [
     "open_dataset",
     "public_examples",
     "same_examples",
+    "same_names",
 ]
 
 
@@ -84,7 +85,6 @@ class Task(NamedTuple):
     validation: Split | None = None  # private examples that are not trained on
     same_task: bool = False  # public and private examples are of one data set: their labels mean the same
     same_classes: bool = True  # no known public set has classes of its own; of a user's nothing is known
-    same_names: bool = False  # public and private files name their classes alike, in words
     shape: tuple[int, ...] = ()  # of a private image: channels, height, width; of a row of a table: its length
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
     weights: str | None = None  # digest of the weights of the backbone whose features x has
@@ -214,7 +214,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     findings = [*opened.images.findings, *copies, *apart_findings]
 
     # public examples come first, since they may leave the private training or test part
-    public, notes, same_names, pool, sets = None, tuple[str, ...](), False, tuple[int, ...](), _sets(pair)
+    public, notes, pool, sets = None, tuple[str, ...](), tuple[int, ...](), _sets(pair)
     if pair.public is not None and pair.take == Take.train:
         table, public, public_findings, notes = _from_training(pair, opened, table, how, read)
         findings += public_findings
@@ -223,8 +223,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         _check_own_public(pair, sets, published, data_root)
         beside = Beside(source.train, pair.convert, pair.private, opened, how)
         taken = _combined(sets, m, key, beside, read)
-        public, same_names, pool = taken.examples, _same_names(taken.names, source.names), taken.each
-        notes = taken.notes
+        public, pool, notes = taken.examples, taken.each, taken.notes
         if taken.of_private:
             notes += (f"the first {taken.of_private} test images of {pair.private} are public and left the test set",)
             first = np.cumsum(table.test) * table.test
@@ -253,7 +252,6 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         validation,
         same_task,
         same_classes=all(_same_classes(name, pair.private, data_root) for name in sets),
-        same_names=same_names,
         shape=_shape(opened),
         names=source.names or class_names(pair.private, data_root),
         weights=source.weights,
@@ -673,7 +671,7 @@ def _source(
     return Source(train, test, classes, metric, mean, std, notes, names=parts.names, groups=groups)
 
 
-def _same_names(public: tuple[str, ...], private: tuple[str, ...]) -> bool:
+def same_names(public: tuple[str, ...], private: tuple[str, ...]) -> bool:
     """Return whether two sets name the same classes. Numbers are no names: 3 may mean anything."""
     return public == private and any(not name.strip().isdecimal() for name in private)
 
@@ -684,7 +682,6 @@ class _Public(NamedTuple):
     examples: Split
     of_private: int  # of them are test images of the private set
     notes: tuple[str, ...]
-    names: tuple[str, ...]  # of their classes, if all are of one set whose files have them
     each: tuple[int, ...]  # how many are of each set
     digests: Digests
 
@@ -736,10 +733,10 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
     dealt = [parts[place] for place in range(len(names))]
     each, public = tuple(len(part.y) for part in dealt), joined(of_all)
     if len(dealt) == 1:
-        return _Public(dealt[0], taken, notes, opened.used.names, each, public)
+        return _Public(dealt[0], taken, notes, each, public)
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
-    return _Public(_together(dealt, of_task, pool), taken, notes, (), each, public)
+    return _Public(_together(dealt, of_task, pool), taken, notes, each, public)
 
 
 def _together(parts: list[Split], of_task: bool, pool: bool) -> Split:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pubsel.data.convert import Shape
 from pubsel.data.examples import folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, shown
-from pubsel.data.images import SUFFIXES, alike, unread
+from pubsel.data.images import DICOM, SUFFIXES, alike, dicom_tag, unread
 from pubsel.data.splits import SEED, Listed, Listing, Unread, group_of, held_out, missing, stamp
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError
@@ -137,11 +137,11 @@ def list_folder(folder: Path, unit: str | None, read: Read, pixels: bool) -> Lis
 
     Without a test part, the validation part (val, valid, validation) is the test set; without either, a fifth is drawn.
     A finding counts the images that are not read. Size and colour are those of nine tenths (`alike`). unit: "folder"
-    for folder/<class>/<person>/*; a person may be in several classes. UserError for a folder that is absent or empty.
+    for folder/<class>/<person>/*; or a tag of DICOM files, such as PatientID; a person may be in several classes.
+    UserError for a folder that is absent or empty.
     """
-    people = unit is not None
-    if unit not in (None, "folder"):
-        raise UsageError(f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*")
+    people = unit == "folder"
+    tag = None if people else unit  # of DICOM files
     places = layout(folder, people)
     top, classes = places.train, places.classes
     if people and not classes:
@@ -165,6 +165,11 @@ def list_folder(folder: Path, unit: str | None, read: Read, pixels: bool) -> Lis
         test = np.arange(len(labels)) >= len(paths)
         paths += test_paths
 
+    if tag and not all(path.suffix.lower() in DICOM for path in paths):
+        raise UsageError(
+            f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*; a tag such as "
+            "PatientID names the people of DICOM files"
+        )
     findings = [*places.findings, *_same_words(folder, classes)]
     findings += _unread(folder, paths, [part for part in (places.train, places.test) if part])
     listed = Listed(
@@ -179,9 +184,10 @@ def list_folder(folder: Path, unit: str | None, read: Read, pixels: bool) -> Lis
         shuffle=True,
         findings=tuple(findings),
     )
-    if not people:
+    if unit is None:
         return listed
-    whose, about_people = people_of(folder.name, [path.parent.name for path in paths])
+    keys = [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
+    whose, about_people = people_of(folder.name, keys)
     return listed._replace(people=whose, findings=(*findings, *about_people))
 
 

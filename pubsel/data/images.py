@@ -281,22 +281,55 @@ def dicom(file: IO[bytes]) -> Image.Image:
     UserError without pydicom (the extra `dicom`)."""
     try:
         from pydicom import dcmread
+        from pydicom.errors import InvalidDicomError
         from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
     except ImportError:
         raise UserError(f"{file.name}: reading DICOM needs pydicom: pip install pubsel[dicom]") from None
-    image = dcmread(file)
-    pixels = image.pixel_array
-    if image.get("NumberOfFrames", 1) > 1 and pixels.ndim > 2:
-        pixels = pixels[0]
-    if pixels.ndim == 3:
-        return Image.fromarray(pixels.astype(np.uint8))
+    try:
+        image = dcmread(file)
+        pixels = image.pixel_array
+    except (InvalidDicomError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(str(error)) from None
 
+    # of several frames the first; colour is shown as it is
+    grey = image.get("SamplesPerPixel", 1) == 1
+    if int(image.get("NumberOfFrames", 1)) > 1:
+        pixels = pixels[0]
+    if not grey:
+        return Image.fromarray(pixels.astype(np.uint8))
     values = apply_voi_lut(apply_modality_lut(pixels, image), image).astype(np.float64)
-    low, high = values.min(), values.max()
-    values = (values - low) / (high - low) if high > low else np.zeros_like(values)
+    low, high = _shown(image)
+    values = ((values - low) / (high - low)).clip(0, 1)
     if image.PhotometricInterpretation == "MONOCHROME1":
         values = 1 - values
     return Image.fromarray((255 * values).round().astype(np.uint8))
+
+
+def _shown(image: Any) -> tuple[float, float]:
+    """Return the values of a DICOM image, after its look-up tables, that are shown black and white: all that its stored
+    bits can be. Never its darkest and brightest pixel, which differ from image to image."""
+    if "VOILUTSequence" in image:
+        return 0.0, 2.0 ** int(image.VOILUTSequence[0].LUTDescriptor[2]) - 1
+    stored = int(image.get("BitsStored", 16))
+    signed = int(image.get("PixelRepresentation", 0)) == 1
+    low, high = (-(2.0 ** (stored - 1)), 2.0 ** (stored - 1) - 1) if signed else (0.0, 2.0**stored - 1)
+    slope, intercept = float(image.get("RescaleSlope", 1)), float(image.get("RescaleIntercept", 0))
+    ends = sorted((low * slope + intercept, high * slope + intercept))
+    return ends[0], ends[1]
+
+
+def dicom_tag(path: Path, tag: str) -> str:
+    """Return the value of a tag in the head of a DICOM file, such as PatientID; empty if it has none. UserError for an
+    unknown tag, or as `head_of`."""
+    from pydicom import dcmread
+    from pydicom.datadict import tag_for_keyword
+
+    if tag_for_keyword(tag) is None:
+        raise UsageError(f"pair.unit={tag}: DICOM has no such tag: take one such as PatientID")
+    try:
+        return str(dcmread(plain(path), stop_before_pixels=True, specific_tags=[tag]).get(tag, ""))
+    except Exception as error:
+        raise _explained(path, error) from None
 
 
 def _explained(path: Path | zipfile.Path, error: Exception) -> Exception:

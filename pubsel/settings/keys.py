@@ -50,8 +50,8 @@ Optimizer = Enum("Optimizer", ["sgd", "adam"])
 
 PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
 ABOUT_PUBLIC_LABELS = (
-    "public labels that are used: auto, if both are of one data set, or their files name the same classes in words; "
-    "given, of another set with the same classes in the same order; none"
+    "public labels that are used: auto, if both are of one data set; given, of another set with the same classes in "
+    "the same order, which somebody has looked at: equal names may mean other things; none"
 )
 
 

@@ -117,7 +117,7 @@ def as_recorded(cell: Cell, task: Task, record: dict[str, Any]) -> Task:
 def with_examples(task: Task, x: torch.Tensor) -> Task:
     """Return a task with public examples of a pool, whose labels mean nothing: the sets are of many kinds."""
     public = Split(x, torch.full((len(x),), NO_CLASS))
-    return task._replace(public=public, pool=(), same_task=False, same_classes=False, same_names=False)
+    return task._replace(public=public, pool=(), same_task=False, same_classes=False)
 
 
 def sets_of_pool(pair: Pair, task: Task) -> dict[str, pool.Part]:

@@ -1,0 +1,390 @@
+"""What comes through the door: files and tables as people have them, read as they mean them, or refused in words."""
+
+import json
+import shutil
+import unicodedata
+
+import numpy as np
+import pydicom
+import pytest
+from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+from sklearn.datasets import load_digits
+
+from pubsel.cli import main
+from pubsel.data import load, open_dataset
+from pubsel.data.given import as_input
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import Convert, Fold, Pair, Read
+
+X, Y = load_digits(return_X_y=True)
+
+
+def picture(i):
+    """Digit i, 8x8 grey."""
+    return Image.fromarray((X[i].reshape(8, 8) * 15).astype(np.uint8))
+
+
+def task_of(path, root="", unit=None, validation=0.0, **read):
+    pair = Pair(private=str(path), public=None, m=1, convert=Convert.resize, unit=unit, validation=validation)
+    pair.read = Read(**read)
+    return load(pair, str(root), False)
+
+
+def folder(path, n=100, classes=2, save=None):
+    """Class folders of n digits; save(i, file) writes one."""
+    for i in range(n):
+        file = path / f"c{Y[i] % classes}" / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (save or (lambda i, file: picture(i).save(file)))(i, file)
+    return path
+
+
+def table(path, row, head="path,label", n=100, name="a.csv"):
+    """A table with a row for each of n digits. row(i): behind its path."""
+    path.mkdir(exist_ok=True)
+    for i in range(n):
+        picture(i).save(path / f"{i}.png")
+    lines = [head, *(f"{i}.png,{row(i)}" for i in range(n))]
+    (path / name).write_text("\n".join(lines), encoding="utf-8")
+    return path / name
+
+
+def named(task_or_source):
+    return {finding.name: finding for finding in task_or_source.findings}
+
+
+# Tables
+
+
+def test_a_person_who_is_written_in_two_ways_is_one(tmp_path):
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},P{i // 4}{' ' * (i % 2)}", "path,label,patient", n=200)
+    task = task_of(path, unit="patient", validation=0.2)
+    people = task.units + task.held_out_units
+    assert people + len(task.test.y) / 4 == 50
+    assert task.people.tolist() == [4] * task.units
+    assert "50 people are written in several ways" in named(task)["spellings"].text
+
+
+def test_people_without_a_name_stop_everything(tmp_path):
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{'nan' if i % 3 else i}", "path,label,patient")
+    with pytest.raises(UserError, match=r"66 of 100 examples name nobody \('nan'\): say who they are of"):
+        task_of(path, unit="patient", accept=["nobody"])
+
+
+@pytest.mark.parametrize("head", ["path,label,split", "Path,Class,Split", "FILE, Diagnosis,SET", "image,target,subset"])
+@pytest.mark.parametrize("words", [("train", "test"), ("Train ", "TEST"), ("training", "val"), ("train", "dev")])
+def test_the_split_of_the_owner_counts_however_it_is_written(tmp_path, head, words):
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{words[i % 4 == 0]}", head)
+    task = task_of(path)
+    assert (len(task.private.y), len(task.test.y)) == (75, 25)
+
+
+def test_a_column_that_says_train_or_test_is_the_split_whatever_its_name(tmp_path):
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{('test', 'train')[i % 4 > 0]},x", "path,label,usage,site")
+    task = task_of(path)
+    assert len(task.test.y) == 25
+    assert named(task)["columns"].text == "a.csv: columns that are not used: site"
+    assert 5 < len(task_of(path, split="none").test.y) < 40
+
+
+@pytest.mark.parametrize(
+    ("head", "values", "why"),
+    [
+        ("path,label,split", ("train", "tset"), "column split has test, tset|column split has train, tset"),
+        ("path,label,fold", ("0", "1"), "column fold numbers parts, and none is named as the test part"),
+    ],
+)
+def test_a_split_that_is_not_clear_is_refused(tmp_path, head, values, why):
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{values[i % 2]}", head)
+    with pytest.raises(UserError, match=rf"({why}).*pair.read.split=none"):
+        task_of(path)
+    task_of(path, split="none")
+
+
+@pytest.mark.parametrize(
+    "ways", [("cat", "cat "), ("cat", "Cat"), ("1", "1.0"), ("1", "01"), ("caf\u00e9", "cafe\u0301")]
+)
+def test_a_label_that_is_written_in_two_ways_is_one_or_an_error(tmp_path, ways):
+    path = table(tmp_path / "t", lambda i: ways[i % 2] if i % 3 else "dog")
+    with pytest.raises(
+        UserError, match=r"differ in how they are written alone: set pair.read.labels=fold.*accept=\[labels\]"
+    ):
+        task_of(path)
+    task = task_of(path, labels=Fold.fold)
+    assert (task.classes, len(task.names)) == (2, 2)
+    assert task_of(path, accept=["labels"]).classes == 3
+
+
+@pytest.mark.parametrize("none", ["nan", "", "NaN", "-1", "None"])
+def test_examples_without_a_label_are_left_out(tmp_path, none):
+    path = table(tmp_path / "t", lambda i: none if i % 10 == 0 else Y[i] % 3)
+    task = task_of(path)
+    assert task.classes == 3
+    assert len(task.private.y) + len(task.test.y) == 90
+    assert "10 of 100 rows have no label" in named(task)["unlabelled"].text
+
+
+def test_minus_one_may_be_a_class(tmp_path):
+    assert task_of(table(tmp_path / "t", lambda i: (-1, 1)[i % 2])).names == ("-1", "1")
+    with pytest.raises(UserError, match=r"labels -1, 0 and 1: -1 may be a class"):
+        task_of(table(tmp_path / "u", lambda i: i % 3 - 1))
+
+
+def test_several_labels_of_an_image_are_several_labels(tmp_path):
+    task = task_of(table(tmp_path / "t", lambda i: ("A|B", "A", "B", "C|A")[i % 4], n=200))
+    assert (task.names, task.metric) == (("A", "B", "C"), "auc")
+    assert set(map(tuple, task.private.y.tolist())) == {(1, 1, 0), (1, 0, 0), (0, 1, 0), (1, 0, 1)}
+
+
+def test_a_row_that_repeats_another_is_one_example(tmp_path):
+    path = table(tmp_path / "t", lambda i: Y[i] % 2)
+    path.write_text(path.read_text() + "\n" + "\n".join(path.read_text().splitlines()[1:]))
+    task = task_of(path)
+    assert len(task.private.y) + len(task.test.y) == 100
+    path.write_text(path.read_text() + f"\n3.png,{1 - Y[3] % 2}")
+    with pytest.raises(UserError, match=r"2 images have copies with other labels"):
+        task_of(path)
+
+
+def test_other_kinds_of_tables_and_names_of_files(tmp_path):
+    path = table(tmp_path / "t", lambda i: Y[i] % 2)
+    rows = path.read_text().splitlines()
+    (tmp_path / "t" / "sub").mkdir()
+    shutil.move(tmp_path / "t" / "0.png", tmp_path / "t" / "sub" / unicodedata.normalize("NFD", "\u00e4.png"))
+    rows[1] = f"sub\\\u00e4.png,{Y[0] % 2}"
+    (tmp_path / "t" / "a.tsv").write_text("\n".join(row.replace(",", "\t") for row in rows))
+    with pytest.raises(UserError, match=r"1 of 100|no such image"):
+        task_of(tmp_path / "t" / "a.tsv")  # both at once is nobody's way to write
+    rows[1] = f"sub/\u00e4.png,{Y[0] % 2}"
+    (tmp_path / "t" / "a.tsv").write_text("\n".join(row.replace(",", "\t") for row in rows))
+    task = task_of(tmp_path / "t" / "a.tsv")
+    assert len(task.private.y) + len(task.test.y) == 100
+
+
+# Folders
+
+
+@pytest.mark.parametrize("lost", ["other suffix", "deeper", "empty"])
+def test_a_class_that_would_be_lost_is_an_error(tmp_path, lost, capsys):
+    path = folder(tmp_path / "f", classes=3)
+    files = sorted((path / "c2").iterdir())
+    (path / "c2" / "left").mkdir()
+    for file in files:
+        if lost == "empty":
+            file.unlink()
+        else:
+            file.rename(path / "c2" / "left" / file.name if lost == "deeper" else file.with_suffix(".heic"))
+    with pytest.raises(UserError, match=r"1 class folders without images that are read: c2 \(.*accept=\[class_lost\]"):
+        task_of(path)
+    assert main(["data", "check", str(path)]) == 1
+    assert main(["fit", str(path), f"to={tmp_path / 'r'}", f"results={tmp_path / 'results'}"]) == 1
+    assert capsys.readouterr().err.count("1 class folders without images that are read: c2") == 2
+    assert not (tmp_path / "results").exists()
+    assert task_of(path, accept=["class_lost"]).classes == 2
+
+
+def test_hidden_folders_are_no_classes(tmp_path):
+    path = folder(tmp_path / "f")
+    for name in (".ipynb_checkpoints", "__MACOSX", ".Trash"):
+        shutil.copytree(path / "c0", path / name)
+    task = task_of(path)
+    assert task.names == ("c0", "c1")
+    assert len(task.private.y) + len(task.test.y) == 100
+    assert ".ipynb_checkpoints" in named(task)["hidden"].text
+
+
+def test_a_test_part_without_classes_is_not_tested_on(tmp_path):
+    folder(tmp_path / "f" / "train")
+    (tmp_path / "f" / "test").mkdir()
+    for i in range(100, 120):
+        picture(i).save(tmp_path / "f" / "test" / f"{i}.png")
+    task = task_of(tmp_path / "f")
+    assert len(task.private.y) + len(task.test.y) == 100
+    assert any("test has 20 images without classes" in finding.text for finding in task.findings)
+
+
+def test_class_folders_that_differ_in_case_alone_are_an_error(tmp_path):
+    path = folder(tmp_path / "f", classes=3)
+    (path / "c2").rename(path / "C1")
+    with pytest.raises(UserError, match=r"class folders 'C1', 'c1' differ in how they are written alone"):
+        task_of(path)
+
+
+def test_damaged_files_are_named_at_once_and_may_be_left_out(tmp_path):
+    path = folder(tmp_path / "f")
+    damaged = sorted(path.rglob("*.png"))[::9]
+    for file in damaged:
+        file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(
+        UserError, match=rf"{len(damaged)} of 100 images cannot be read: .*pair.read.skip=true"
+    ) as error:
+        task_of(path, tmp_path / "root")
+    (listed,) = (tmp_path / "root").rglob("*.unreadable.txt")
+    assert str(listed) in str(error.value)
+    assert listed.stat().st_mode & 0o77 == 0
+    assert all(str(file) in listed.read_text() for file in damaged)
+    task = task_of(path, tmp_path / "root", skip=True)
+    assert len(task.private.y) + len(task.test.y) == 100 - len(damaged)
+    for file in (path / "c1").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match=r"no image of a class can be read: c1"):
+        task_of(path, tmp_path / "root", skip=True)
+
+
+def test_a_path_without_its_dot_is_told_from_a_named_set(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "split")
+    assert main(["data", "check", "split"]) == 2
+    assert "write ./split" in capsys.readouterr().err
+
+
+# Images
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_read_upright(tmp_path, orientation):
+    """In training and in prediction: what was stored turned is turned back."""
+    stored_as = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's Transpose, by orientation
+
+    def save(i, file):
+        exif = Image.Exif()
+        exif[0x112] = orientation
+        image = picture(i).resize((8, 6))
+        if orientation > 1:
+            image = image.transpose(Image.Transpose(stored_as[orientation]))
+        image.save(file, exif=exif)
+
+    path = folder(tmp_path / "f", n=30, save=save)
+    source = open_dataset(str(path), "", False)
+    names = [name for part in source.files for name in part.names]
+    images = [image for split in (source.train, source.test) for image in split.x]
+    for name, x in zip(names, images, strict=True):
+        upright = np.asarray(picture(int(name.split("/")[1].removesuffix(".png"))).resize((8, 6)))
+        assert (x[0].numpy() == upright).all()
+        assert (as_input(path / name, (1, 6, 8))[0].numpy() == upright).all()
+
+
+def test_one_image_decides_neither_size_nor_colour(tmp_path):
+    path = folder(tmp_path / "f", n=60)
+    Image.fromarray(np.full((16, 120), 7, np.uint8)).save(path / "c0" / "0.png")
+    Image.fromarray(np.random.RandomState(0).randint(0, 256, (8, 8, 3), np.uint8)).save(path / "c1" / "00.png")
+    assert open_dataset(str(path), "", False).train.x.shape[1:] == (1, 8, 8)
+    assert open_dataset(str(path), "", False, read=Read(channels=3, size=10)).train.x.shape[1:] == (3, 10, 10)
+
+
+def test_a_network_on_pixels_asks_for_a_size(tmp_path):
+    path = folder(tmp_path / "f", save=lambda i, file: picture(i).resize((8 + i % 3, 9)).save(file))
+    pair = Pair(private=str(path), public=None, m=1, convert=Convert.resize)
+    with pytest.raises(UsageError, match=r"its images have 3 sizes, and 34 of 100 are 9x8: set pair.read.size=SIDE"):
+        load(pair, "", False, pixels=True)
+    assert load(pair, "", False).shape == (1, 32, 32)
+    pair.read.size = 8
+    assert load(pair, "", False, pixels=True).shape == (1, 8, 8)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "LA", "PA"])
+def test_grey_images_with_a_palette_or_transparency_are_grey(tmp_path, mode):
+    def save(i, file):
+        image = picture(i).convert("LA" if mode == "LA" else "RGBA" if mode == "RGBA" else "P")
+        image.convert(mode).save(file, format="TIFF" if mode == "PA" else "PNG")
+
+    source = open_dataset(str(folder(tmp_path / "f", n=40, save=save)), "", False)
+    assert source.train.x.shape[1:] == (1, 8, 8)
+    names = source.files[0].names
+    expected = np.asarray(picture(int(names[0].split("/")[1].removesuffix(".png"))))
+    assert (source.train.x[0, 0].numpy() == expected).all()
+
+
+def test_what_shows_through_is_white(tmp_path):
+    pixels = np.zeros((4, 4, 4), np.uint8)
+    pixels[:2, :, 3] = 255
+    Image.fromarray(pixels, "RGBA").save(tmp_path / "a.png")
+    assert as_input(tmp_path / "a.png", (1, 4, 4))[0].tolist() == [[0] * 4] * 2 + [[255] * 4] * 2
+
+
+def test_twelve_bits_in_sixteen_ask_how_many_they_are(tmp_path):
+    path = folder(
+        tmp_path / "f",
+        save=lambda i, file: Image.fromarray((900 + X[i].reshape(8, 8) * 32).astype(np.uint16)).save(file),
+    )
+    with pytest.raises(UserError, match=r"100 of 100 16-bit images use less than a sixteenth .* set pair.read.bits=12"):
+        task_of(path)
+    assert len(task_of(path, accept=["bits"]).private.x.unique()) <= 3
+    task = task_of(path, bits=12)
+    assert len(task.private.x.unique()) == 17
+    file = next(path.rglob("*.png"))
+    values = np.asarray(Image.open(file)).astype(float)
+    assert (as_input(file, (1, 8, 8), 12)[0].numpy() == np.floor(values * 255 / 4095 + 0.5)).all()
+
+
+def dicom(file, values, patient="P1", interpretation="MONOCHROME2", **tags):
+    """A DICOM file of 12 bits in 16."""
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = generate_uid()
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    image = FileDataset(str(file), {}, file_meta=meta, preamble=b"\0" * 128)
+    image.PatientID, image.PhotometricInterpretation = patient, interpretation
+    image.SOPClassUID, image.SOPInstanceUID = meta.MediaStorageSOPClassUID, meta.MediaStorageSOPInstanceUID
+    image.Rows, image.Columns = values.shape
+    image.SamplesPerPixel, image.PixelRepresentation = 1, 0
+    image.BitsAllocated, image.BitsStored, image.HighBit = 16, 12, 11
+    for tag, value in tags.items():
+        setattr(image, tag, value)
+    image.PixelData = values.astype(np.uint16).tobytes()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save_as(file, enforce_file_format=True)
+
+
+def test_dicom_is_read_as_it_is_shown(tmp_path):
+    values = np.arange(64).reshape(8, 8) * 65
+    dicom(tmp_path / "a.dcm", values)
+    plain = as_input(tmp_path / "a.dcm", (1, 8, 8))[0].numpy()
+    assert (plain == np.round(values / 4095 * 255)).all()
+    dicom(tmp_path / "b.dcm", values, interpretation="MONOCHROME1")
+    assert (as_input(tmp_path / "b.dcm", (1, 8, 8))[0].numpy() == np.round(255 - values / 4095 * 255)).all()
+    dicom(tmp_path / "c.dcm", values, WindowCenter=1000.5, WindowWidth=1001)
+    shown = as_input(tmp_path / "c.dcm", (1, 8, 8))[0].numpy()
+    assert (shown[values <= 500] == 0).all()
+    assert (shown[values > 1500] == 255).all()
+    assert abs(int(shown[values == 1040][0]) - round(255 * 540 / 1000)) <= 1
+    dicom(tmp_path / "d.dcm", values, RescaleSlope=2, RescaleIntercept=-1000, WindowCenter=1000.5, WindowWidth=1001)
+    scaled = as_input(tmp_path / "d.dcm", (1, 8, 8))[0].numpy()
+    assert (scaled[values * 2 - 1000 <= 500] == 0).all()
+    assert (scaled[values * 2 - 1000 > 1500] == 255).all()
+    (tmp_path / "e.dcm").write_bytes(b"no DICOM at all")
+    with pytest.raises(UserError, match=r"e.dcm: not a readable image"):
+        as_input(tmp_path / "e.dcm", (1, 8, 8))
+
+
+def test_people_of_dicom_files_are_their_patients(tmp_path):
+    for i in range(80):
+        dicom(tmp_path / "f" / f"c{Y[i] % 2}" / f"{i}.dcm", X[i].reshape(8, 8) * 255, f"P{i // 4}{' ' * (i % 2)}")
+    task = task_of(tmp_path / "f", unit="PatientID", validation=0.3)
+    assert task.units + task.held_out_units + len(task.test.y) / 4 == 20
+    assert task.shape == (1, 8, 8)
+    with pytest.raises(UsageError, match=r"DICOM has no such tag"):
+        task_of(tmp_path / "f", unit="Patient")
+
+
+# A fit of it
+
+
+def test_a_plan_has_the_numbers_of_the_release(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = folder(tmp_path / "mine", n=300)
+    for i in range(12):
+        shutil.copy(path / "c0" / "0.png", path / "c0" / f"again{i}.png")
+    words = ["fit", str(path), "epsilon=4", "delta=1e-3", "threads=1"]
+    assert main([*words, "dry=true"]) == 0
+    plan = "".join(capsys.readouterr())
+    assert "312 images are 300 different ones" in plan
+    assert main(words) == 0
+    (file,) = (tmp_path / "results" / "runs").glob("*/result.json")
+    record = json.loads(file.read_text())
+    n, held = record["private_examples"], record["quality"]["examples"]
+    assert f"{n:,} for training, {held:,} to measure, {record['test_examples']:,} for testing" in plan
+    assert n + held + record["test_examples"] == 300
+    assert any("312 images are 300 different ones" in note for note in record["notes"])
