@@ -225,6 +225,14 @@ def test_own_images_are_read_from_a_folder_of_any_name(
         assert main(["data", "check", word, "keep=false"]) == 0, capsys.readouterr().err
 
 
+def test_a_model_is_planned_from_a_folder_of_any_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings of `run` that fit composes have the paths too."""
+    for i in range(100):
+        picture(folder / "Röntgen (2024)" / "ab"[i % 2] / f"{i}.png", 2 * i)
+    assert main(["fit", "./Röntgen (2024)", "dry=true", "download=false", "features=pixels"]) == 0
+    assert "nothing was trained" in capsys.readouterr().out
+
+
 def test_the_message_about_a_bracket_that_does_not_close_is_a_word_that_works(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
