@@ -27,7 +27,7 @@ from pubsel.messages import CellsFailed, UsageError, UserError, limit, out_of_me
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord, expanded
 from pubsel.settings import CONF, compose, explain, fetching, named
-from pubsel.settings.command_line import written
+from pubsel.settings.command_line import uninterpolated, written
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import SCHEMAS, Attack, DataConfig, RunConfig
 from pubsel.settings.methods import GROUPS
@@ -322,12 +322,13 @@ def _positional(command: str, words: list[str]) -> list[str]:
 
 def _override(key: str, value: str | list[str]) -> str:
     """Return the override of a key by texts that are taken literally, whatever characters they have."""
-    return f"{key}={written(value)}".replace("${", "\\${")
+    literal = uninterpolated(value) if isinstance(value, str) else [uninterpolated(text) for text in value]
+    return f"{key}={written(literal)}"
 
 
 def _is_setting(word: str) -> bool:
     """Return whether a word is key=value, and no path with a = in it."""
-    return re.match(r"[\w.+~/@]*=", word.partition(os.sep)[0]) is not None
+    return re.match(r"[\w.+~/@]*=", word.partition(os.sep)[0], re.ASCII) is not None
 
 
 def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: list[str]) -> int:

@@ -35,6 +35,7 @@ from pubsel.settings.keys import (
     public_sets,
 )
 from pubsel.settings.methods import typed
+from pubsel.settings.networks import DROPPED
 
 AUTO = "auto"  # pair.public: chosen from pair.candidates
 
@@ -120,7 +121,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     if not (pair.take == Take.train or pair.validation or pair.private_share < 1):
         pair = dataclasses.replace(pair, seed=0)
-    check_backbone(settings.model)
+    check_model(settings.model)
 
     check_rate(settings.training, algorithm, settings.model)
     select = compared(settings.select, settings.model)
@@ -244,12 +245,33 @@ def as_chosen(pair: Pair, public: str | None) -> Pair:
     return by_label(pair)[public] if pair.public == AUTO else pair
 
 
-def check_backbone(model: Model) -> None:
-    """Raise UsageError for a setting that features of a backbone leave without use."""
+def check_model(model: Model) -> None:
+    """Raise UsageError for a setting of the network that changes no result: two runs that differ in it would differ in
+    their noise alone."""
+    backbone = model.backbone
     keys = ("trained", "lora", "adapters", "once", "architecture", "pretrained", "checkpoint", "options", "mean", "std")
     unused = [key for key in keys if getattr(model, key)]
-    if model.backbone is not None and unused:
+    if backbone is not None and unused:
         raise UsageError(f"model.{unused[0]}: with model.backbone a linear classifier on features trains")
+    if backbone is None and not model.bias:
+        raise UsageError("model.bias=false: is for a linear classifier on features: remove it, or give model.backbone")
+
+    # pixels are read as they are, and published weights have the names that timm knows
+    if backbone is not None and backbone.architecture == "pixels":
+        for key in ("checkpoint", "prefix", "options", "input_size", "crop", "mean", "std", "scattering"):
+            if getattr(backbone, key):
+                raise UsageError(f"model.backbone.{key}: architecture=pixels ignores it: remove it")
+    if backbone is not None and backbone.prefix and not backbone.checkpoint:
+        raise UsageError(f"model.backbone.prefix={backbone.prefix}: is for model.backbone.checkpoint=FILE: remove it")
+
+    network, at, options = (
+        (backbone, "model.backbone", backbone.options) if backbone else (model, "model", model.options)
+    )
+    for name in options or {}:
+        if name in DROPPED:
+            raise UsageError(f"{at}.options: {name} has no effect, since nothing is dropped here: remove it")
+        if name == "weight_init" and (network.pretrained or network.checkpoint):
+            raise UsageError(f"{at}.options: {name} has no effect on weights that are read: remove it")
 
 
 def sets_of(pair: Pair) -> list[str]:

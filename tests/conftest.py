@@ -29,7 +29,7 @@ from tests.made import Cli
 
 WRITES = ("open", "os.mkdir", "os.rename", "os.remove", "shutil.rmtree")  # events that the interpreter tells of
 CHANGE = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-KEPT = ("__pycache__", ".pytest_cache", ".coverage", ".cache", ".config")  # what Python, pytest and libraries keep
+KEPT = ("__pycache__", ".pytest_cache", ".hypothesis", ".coverage", ".cache", ".config")  # what libraries keep
 
 
 def pytest_collection_modifyitems(items):

@@ -6,7 +6,11 @@ import torch
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.messages import UsageError
 from pubsel.models import build, parameter_groups
-from pubsel.settings.keys import Model, Norm
+from pubsel.rules import canonical
+from pubsel.settings.compose import composed
+from pubsel.settings.keys import Model, Norm, RunConfig
+from pubsel.settings.networks import DROPPED
+from pubsel.settings.schema import check
 
 
 def model(name, architecture=None, input_size=None, norm=Norm.replace):
@@ -80,3 +84,60 @@ def test_frozen_batchnorm_keeps_examples_apart():
 def test_what_cannot_be_built_is_named(given, shape, says):
     with pytest.raises(UsageError, match=says):
         build(given, shape, 10, (0.5,) * shape[0], (0.5,) * shape[0], seed=0)
+
+
+TIMM = ("model=timm", "model.architecture=resnet18")
+BACKBONE = ("model=mobilenetv2",)
+PIXELS = ("model=pixels",)
+
+
+def canonical_model(*words):
+    with composed("run", ["+experiment=quickstart", "algorithm=dp_sgd", *words]) as values:
+        return canonical(check(RunConfig, values)).model
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        *[
+            ((*network, f"++{key}.options={{{name}: 0.5}}"), rf"^{key}.options: {name} has no effect.*: remove it$")
+            for network, key in ((TIMM, "model"), (BACKBONE, "model.backbone"))
+            for name in ("drop_rate", "proj_drop_rate")
+        ],
+        ((*BACKBONE, "++model.backbone.options={weight_init: skip}"), "weight_init has no effect on weights that"),
+        ((*TIMM, "model.pretrained=true", "++model.options={weight_init: skip}"), "weight_init has no effect on"),
+        ((*TIMM, "model.bias=false"), r"model\.bias=false: is for a linear classifier"),
+        ((*PIXELS, "++model.backbone.input_size=8"), r"model\.backbone\.input_size: architecture=pixels ignores it"),
+        ((*PIXELS, "++model.backbone.mean=[0.5]"), r"model\.backbone\.mean: architecture=pixels ignores it"),
+        ((*BACKBONE, "++model.backbone.prefix=net."), r"model\.backbone\.prefix=net\.: is for .*checkpoint=FILE"),
+        ((*TIMM, "++model.mean=[123,117,104]"), r"model\.mean=123\.0: must be at most 1 .*divide .* by 255"),
+        ((*BACKBONE, "++model.backbone.mean=[0.5,117,0.5]"), r"backbone\.mean=117\.0: must be at most 1 .* by 255"),
+        ((*BACKBONE, "++model.backbone.std=[58.4]"), r"backbone\.std=58\.4: must be at most 1 .*divide .* by 255"),
+        ((*TIMM, "++model.std=[0.2,0,0.2]"), r"model\.std=0\.0: must be greater than 0"),
+        ((*TIMM, "++model.mean=[-0.1]"), r"model\.mean=-0\.1: must be at least 0"),
+    ],
+)
+def test_a_setting_of_a_network_that_changes_no_result_is_refused(words, says):
+    with pytest.raises(UsageError, match=says):
+        canonical_model(*words)
+
+
+def test_settings_of_a_network_that_change_results_are_taken():
+    scale = ("++model.backbone.mean=[0.0,1.0,0.4]", "++model.backbone.std=[0.004,1.0,0.2]")
+    backbone = canonical_model(*BACKBONE, *scale).backbone
+    assert (backbone.mean, backbone.std) == ([0.0, 1.0, 0.4], [0.004, 1.0, 0.2])
+    assert canonical_model(*BACKBONE, "model.bias=false").bias is False
+    assert canonical_model(*TIMM, "++model.options={weight_init: skip}").options == {"weight_init": "skip"}
+    assert canonical_model(*PIXELS).backbone.architecture == "pixels"
+
+
+@pytest.mark.parametrize("option", DROPPED)
+def test_networks_run_without_the_dropping_that_is_refused(option):
+    """The reason of the rule: outputs and parameters are those of a network without the option."""
+    given = Model("timm", "vit_tiny_patch16_224", False, None, Norm.freeze, None, options={"img_size": 32, "depth": 2})
+    x = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    plain = build(given, (3, 32, 32), 4, (0.5,) * 3, (0.5,) * 3, 0)(x)
+    given.options[option] = 0.9
+    dropping = build(given, (3, 32, 32), 4, (0.5,) * 3, (0.5,) * 3, 0)
+    assert not any(module.training for module in dropping.modules())
+    assert torch.equal(dropping(x), plain)

@@ -28,7 +28,7 @@ from pubsel.distances import Distance, Releases
 from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant, ledger
-from pubsel.rules import check_backbone, has_paths
+from pubsel.rules import check_model, has_paths
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features, check_choice, compared
 from pubsel.settings.identity import as_json, folder_name, is_path, short_name
@@ -49,7 +49,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     if len(set(labels)) != len(labels) or not labels:
         raise UsageError("public=[...]: give each candidate once, and at least one")
 
-    check_backbone(settings.model)
+    check_model(settings.model)
     settings = canonical_rank(settings)
     what, name = as_json(settings), identity(settings)
     folder = Path(settings.results) / "ranks" / name

@@ -340,7 +340,8 @@ class Steps:
 
         # what changes no result goes to the sweep too, which asks for a device and a folder before it has a cell
         without_result = {name for schema in (RunConfig, RankConfig) for name in neutral(schema)}
-        parsed = OverridesParser.create().parse_overrides(settings.words)
+        self.typed = [command_line.override(word) for word in settings.words]
+        parsed = OverridesParser.create().parse_overrides(self.typed)
         fixed = [word for word in parsed if not word.is_sweep_override()]
         free = [word for word in fixed if word.key_or_group in without_result]
         self.free = [*(str(word.input_line) for word in free), self.results]
@@ -360,7 +361,7 @@ class Steps:
                 seeds = [int(seed) for seed in step.words[0].split(",")]
                 cells = seeded(step.of, seeds, self.folder, composer, self.free, step.words[1:])
             else:
-                words = [*step.words, *self.settings.words, self.results]
+                words = [*step.words, *self.typed, self.results]
                 cells = [composer.cell(cell) for cell in composer.cells(words, self.settings.public)]
             by_name |= {cell.name: by_name.get(cell.name, cell) for cell in cells}
         return list(by_name.values())
@@ -370,7 +371,7 @@ class Steps:
         folder."""
         drawn = step.command == "figure" and step.words[0] not in draw.MEASURED
         of_records = step.command == "table" or drawn
-        common = [self.results] if of_records else [*self.settings.words, self.results]
+        common = [self.results] if of_records else [*self.typed, self.results]
         public = self.settings.public
         sets = f"sets=[{public.removeprefix('[').removesuffix(']')}]" if public else ""
         words = [sets if sets and word.startswith("sets=") else word for word in step.words]

@@ -17,13 +17,12 @@ from omegaconf.errors import OmegaConfBaseException
 from pubsel.files import plain
 from pubsel.messages import UsageError
 from pubsel.settings import CONF, OWN, fetching
-from pubsel.settings.command_line import unquoted, written
+from pubsel.settings.command_line import BLANK, QUOTED, elements, in_quotes, override, unquoted, written
 from pubsel.settings.keys import SCHEMAS, Common
 from pubsel.settings.methods import GROUPS, method_keys
-from pubsel.settings.schema import defaults, keys_of, lists, nearest
+from pubsel.settings.schema import defaults, keys_of, lists, nearest, texts
 
 BY_HYDRA = ("run", "rank", "attack", "audit", "make", "figure", "pool")
-QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
 
 
 @contextlib.contextmanager
@@ -57,7 +56,7 @@ def _by_omegaconf(command: str, words: Sequence[str], folders: tuple[Path, ...])
         if (key := key.lstrip("+")) not in keys_of(schema):
             raise UsageError(_unknown(key))
         values[key] = value = _value(word, text.strip())
-        if key in lists(schema) and isinstance(value, str) and "," in text and not re.fullmatch(QUOTED, text):
+        if key in lists(schema) and isinstance(value, str) and "," in text and not QUOTED.fullmatch(text):
             raise UsageError(f"cannot read {word!r}: for several, {key}=[A,B]")
 
     # what asks for options while the command runs sees its own folders
@@ -73,20 +72,10 @@ def _value(word: str, text: str) -> Any:
     if not text.startswith("["):
         return {"null": None, "true": True, "false": False}.get(text.lower(), unquoted(text))
 
-    # Each list is open until its bracket closes it.
-    opened: list[list[Any]] = [[]]
-    for part in re.findall(rf"[\[\]]|{QUOTED}|[^\[\],'\"\s][^\[\],]*", text):
-        if part == "[":
-            opened.append([])
-        elif part == "]" and len(opened) > 1:
-            closed = opened.pop()
-            opened[-1].append(closed)
-        else:
-            opened[-1].append(_value(word, part.strip()))
-
-    if len(opened) != 1 or len(opened[0]) != 1 or not isinstance(opened[0][0], list):
+    parts = elements(text[1:-1]) if text.endswith("]") else None
+    if parts is None:
         raise UsageError(f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(word))}")
-    return opened[0][0]
+    return [_value(word, part.strip(BLANK)) for part in parts if part.strip(BLANK)]
 
 
 @contextlib.contextmanager
@@ -127,16 +116,22 @@ def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> 
 
 
 def renamed(command: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a command with the keys of conf/: output=... becomes to=..., and a key that only some options
-    of its group have is added to the others. UsageError for both to=... and output=..."""
+    """Return the words of a command, as a person types them, with the keys of conf/ and in the grammar of Hydra:
+    output=... becomes to=..., and a key that only some options of its group have is added to the others. UsageError for
+    both to=... and output=..."""
     # both words in one command may name two files: neither is then taken silently
-    keys = keys_of(SCHEMAS[command])
+    schema = SCHEMAS[command]
+    keys = keys_of(schema)
     passed = {name: [word for word in words if re.match(rf"\+*{name}=", word)] for name in ("to", "output")}
     if "to" in keys and all(passed.values()):
         raise UsageError(f"{passed['to'][-1]} {passed['output'][-1]}: two words for one setting: give to=... alone")
     words = [re.sub(r"^\+*output=", "to=", word) if "to" in keys else word for word in words]
+
     optional = {key for key in keys if key.count(".") > 1}
-    return [f"++{word}" if word.partition("=")[0] in optional else word for word in words]
+    words = [f"++{word}" if word.partition("=")[0] in optional else word for word in words]
+    named = [(word.partition("=")[0].lstrip("+"), word) for word in words]
+    by_hydra, several = command in BY_HYDRA, lists(schema)  # of other keys, a comma is a letter
+    return [override(word, text=key in texts(schema), sweeps=by_hydra or key in several) for key, word in named]
 
 
 def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -160,13 +155,13 @@ def _plain(value: Any) -> Any:
 
 
 def _quoted(word: str) -> str:
-    """Return key=value as Hydra reads it whatever characters the value has."""
+    """Return key=value with quotes around the value, or around each value of a list."""
     key, _, value = word.partition("=")
     several = value.startswith("[") and value.endswith("]")
-    parts = value[1:-1].split(",") if several else [value]
+    inner = value[1:-1] if several else value
 
-    inside = [part.strip("\"'").replace("\\", "\\\\").replace('"', '\\"') for part in parts]
-    text = ",".join(f'"{part}"' for part in inside)
+    parts = [unquoted(part.strip(BLANK)) for part in elements(inner) or inner.split(",")]
+    text = ",".join(in_quotes(part, '"') for part in (parts if several else [",".join(parts)]))
     return f"{key}=[{text}]" if several else f"{key}={text}"
 
 

@@ -202,6 +202,7 @@ class Scattering:
     )
 
 
+ABOUT_SCALE = "for pixels in [0, 1]: divide values for pixels in [0, 255] by 255"
 ABOUT_OPTIONS = "shape and sizes that differ from those of the architecture, such as img_size, as timm names them"
 
 
@@ -227,8 +228,10 @@ class Backbone:
     crop: float | None = setting(
         "side of the central crop, as a share of the side of the resized image", at_least=0.1, at_most=1, default=None
     )
-    mean: list[float] | None = setting("mean of each channel, for pixels in [0, 1]", default=None)
-    std: list[float] | None = setting("standard deviation of each channel, for pixels in [0, 1]", default=None)
+    mean: list[float] | None = setting(f"mean of each channel, {ABOUT_SCALE}", at_least=0, at_most=1, default=None)
+    std: list[float] | None = setting(
+        f"standard deviation of each channel, {ABOUT_SCALE}", over=0, at_most=1, default=None
+    )
     scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
 
 
@@ -280,12 +283,16 @@ class Model:
     adapters: Adapters | None = setting("timm: adapters", default=None)
     options: dict[str, Any] | None = setting(f"timm: {ABOUT_OPTIONS}", default=None)
     mean: list[float] | None = setting(
-        "timm, with weights: mean of each channel, for pixels in [0, 1]; null: the mean that the weights were trained "
-        "with",
+        f"timm, with weights: mean of each channel, {ABOUT_SCALE}; null: the mean that the weights were trained with",
+        at_least=0,
+        at_most=1,
         default=None,
     )
     std: list[float] | None = setting(
-        "timm, with weights: standard deviation of each channel, for pixels in [0, 1]; null: as for mean", default=None
+        f"timm, with weights: standard deviation of each channel, {ABOUT_SCALE}; null: as for mean",
+        over=0,
+        at_most=1,
+        default=None,
     )
     once: bool = setting(
         "compute the outputs of the layers below the first trained one only once and keep them in memory, instead of "
