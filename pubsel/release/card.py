@@ -15,6 +15,8 @@ from pubsel import __version__
 from pubsel.privacy.accountant import neighbours
 from pubsel.records import at, guarantee_kind
 from pubsel.release import adversary
+from pubsel.release.measurement import in_a_sentence
+from pubsel.release.quality import Answered
 from pubsel.settings.identity import is_path, same_path, short_name
 from pubsel.settings.keys import public_sets
 
@@ -102,7 +104,7 @@ def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
     quality = record.get("quality")
     if quality is None:
         return None
-    keys = ("table", "counts", "right", "sizes", "deviation", "examples", "figures")
+    keys = ("table", "counts", "right", "sizes", "deviation", "examples", "figures", *Answered._fields)
     units = quality.get("units", quality["examples"])
     return {key: quality[key] for key in keys if key in quality} | {
         "units": units,
@@ -351,6 +353,7 @@ def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -
         "GAUSSIAN": adversary.GAUSSIAN,
         "VERSION": __version__,
         "figures": figures,
+        "in_a_sentence": in_a_sentence,
         "too_wide": too_wide,
     }
     return environment.get_template(name).render(statement=statement, code=code_of(statement), **values).strip() + "\n"
