@@ -10,6 +10,7 @@ from PIL import Image
 
 from pubsel import records
 from pubsel.cli import main
+from pubsel.papers import report
 from pubsel.privacy import accountant
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.release import card, measurement, quality
@@ -235,6 +236,7 @@ def test_the_folder_has_what_was_released_of_it(here):
         estimate, low, high = (f"{100 * value:.1f}" for value in record["quality"]["figures"][name])
         assert f"| {name.replace('_', ' ')} | {estimate} | {low} to {high} |" in readme
     assert "on_test" not in config
+    assert "<p>Never or hardly ever answered: rare disease.</p>" in report.page([record])
 
 
 @pytest.mark.usefixtures("here")
