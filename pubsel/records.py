@@ -104,7 +104,18 @@ class Quality:
     examples: Count
     units: Count = 0
     figures: dict[str, tuple[Number, Number, Number] | tuple[list[Number], list[Number], list[Number]]]
+    hardly_answered: list[str] = field(default_factory=list)
+    perhaps_unanswered: list[str] = field(default_factory=list)
     privacy: Guarantee
+
+
+@dataclass(kw_only=True)
+class OnTest:
+    """`on_test` of a record: what was measured on test examples without noise, beside the utility."""
+
+    figures: dict[str, tuple[Share, Share, Share]]
+    largest_class: Share
+    hardly_answered: list[str]
 
 
 @dataclass(kw_only=True)
@@ -149,6 +160,11 @@ class RunRecord:
     metric: str = key("how utility is measured: accuracy, balanced_accuracy or auc", "")
     utility: Share = key("utility on the test set, a fraction in [0, 1]")
     utility_interval: tuple[Share, Share] | None = key("its 95 % interval by bootstrap over test examples", None)
+    on_test: OnTest | None = key(
+        "of your own data, on test examples and not private: accuracy and balanced accuracy with their intervals, the "
+        "share of the largest class, and the classes that are never or hardly ever answered; null otherwise",
+        None,
+    )
     test_examples: Count = key("number of test examples", 0)
     private_examples: Count = key("number of private examples", 0)
     private_units: Count = key("how many are protected: people if pair.unit is set, otherwise examples", 0)

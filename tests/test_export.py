@@ -210,6 +210,7 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
         "utility": 0.123,
         "utility_interval": [0.1, 0.2],
         "test_examples": 7,
+        "on_test": {"figures": {}, "largest_class": 0.6, "hardly_answered": ["another"]},
         "epsilon": 4.5,
         "seconds": 1.5,
         "seed": 1,
@@ -259,6 +260,7 @@ def test_planted_secrets_are_in_no_byte(words: tuple[str, ...], tmp_path: Path, 
     record = trained(*words)
     folder = exported(record, tmp_path / "given", "anyway=true")
     figures = [record["utility"], *record["utility_interval"], record["selection"]["test"]]
+    figures += [value for figure in record["on_test"]["figures"].values() for value in figure]
     secrets = ["margarete", "patients", "1975", "faustus", str(SEED), f"{socket.gethostname():>7}", "given"]
     secrets += [str(home), str(tmp_path), sys.prefix, *(record[key] for key in ("identity", "hardware"))]
     secrets += [record["streams"]["code"], record["finished"][:10]]

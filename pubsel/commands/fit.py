@@ -320,7 +320,8 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
     if record.get("quality"):
         lines += [f" {measurement.quality_text(record['quality'])} This is in the folder."]
     lines += [
-        f"  On {record['test_examples']} test images: {record['metric']} {100 * record['utility']:.1f} %{interval}. "
+        f"  On {record['test_examples']} test images: {record['metric'].replace('_', ' ')} "
+        f"{100 * record['utility']:.1f} %{interval}{training.on_test_text(record, 1) or '.'} "
         "This is not private, and not in the folder.",
         f"  {record['privacy']['statement']}",
         f"  Use it: pubsel predict {settings.to} ./new_images",

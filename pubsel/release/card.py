@@ -15,13 +15,15 @@ from pubsel import __version__
 from pubsel.privacy.accountant import neighbours
 from pubsel.records import at, guarantee_kind
 from pubsel.release import adversary
+from pubsel.release.measurement import LARGEST, in_a_sentence
+from pubsel.release.quality import Answered
 from pubsel.settings.identity import is_path, same_path, short_name
 from pubsel.settings.keys import public_sets
 
 HERE = Path(__file__).resolve().parent
 OS_NOISE = "operating system"
 SHOWN = 20  # names of classes on the card; config.json has all
-WIDEST = 0.5  # interval of a figure on the card
+WIDEST = 0.5  # interval of a figure of one class on the card
 GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
 ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
 DRAWN = ", by a draw that one {} more or fewer on the list of all would change for others"
@@ -102,7 +104,7 @@ def quality_of(record: dict[str, Any]) -> dict[str, Any] | None:
     quality = record.get("quality")
     if quality is None:
         return None
-    keys = ("table", "counts", "right", "sizes", "deviation", "examples", "figures")
+    keys = ("table", "counts", "right", "sizes", "deviation", "examples", "figures", *Answered._fields)
     units = quality.get("units", quality["examples"])
     return {key: quality[key] for key in keys if key in quality} | {
         "units": units,
@@ -249,26 +251,31 @@ def network_of(model: dict[str, Any]) -> str:
 
 def figures(statement: Statement) -> list[tuple[str, tuple[str, str, str]]]:
     """Return the figures of the measurement by name, each with estimate and ends of its interval in percent: those of
-    the whole, then those of each class or label, at most SHOWN of them. Without those that are wider than WIDEST."""
-    rows = [(name, values) for name, values in _measured(statement) if values[2] - values[1] <= WIDEST]
+    the whole, then those of each class or label, at most SHOWN of them, without those that are wider than WIDEST."""
+    whole, of_each = _measured(statement)
+    rows = whole + [(name, values) for name, values in of_each if values[2] - values[1] <= WIDEST]
     return [(name, tuple(f"{100 * value:.1f}" for value in values)) for name, values in rows]  # type: ignore[misc]
 
 
 def too_wide(statement: Statement) -> int:
     """Return how many figures are left out, since their interval says next to nothing."""
-    return sum(values[2] - values[1] > WIDEST for _, values in _measured(statement))
+    return sum(values[2] - values[1] > WIDEST for _, values in _measured(statement)[1])
 
 
-def _measured(statement: Statement) -> list[tuple[str, list[float]]]:
-    # figures of the whole first, then those of each class or label
-    rows: list[tuple[str, list[float]]] = []
+Figures = list[tuple[str, list[float]]]  # estimate and interval, by name
+
+
+def _measured(statement: Statement) -> tuple[Figures, Figures]:
+    """Return the figures of the whole, which are all shown: an accuracy without its balanced accuracy would hide a rare
+    class; and those of each class or label."""
+    whole, of_each = Figures(), Figures()
     for name, (estimate, low, high) in (statement.quality or {"figures": {}})["figures"].items():
         if not isinstance(estimate, list):
-            rows.append((name.replace("_", " "), [estimate, low, high]))
+            whole.append((name.replace("_", " "), [estimate, low, high]))
         elif len(estimate) > 1:  # two classes have one AUC, which is above
             each = zip(statement.facts["classes"], estimate, low, high, strict=True)
-            rows += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
-    return rows
+            of_each += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
+    return whole, of_each
 
 
 def config(statement: Statement) -> dict[str, Any]:
@@ -347,10 +354,12 @@ def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -
     environment.filters |= {"plain": plain_text, "above": above, "short": lambda value: f"{value:.4g}"}
     environment.globals |= {
         "SHOWN": SHOWN,
+        "LARGEST": LARGEST,
         "WORDS": WORDS,
         "GAUSSIAN": adversary.GAUSSIAN,
         "VERSION": __version__,
         "figures": figures,
+        "in_a_sentence": in_a_sentence,
         "too_wide": too_wide,
     }
     return environment.get_template(name).render(statement=statement, code=code_of(statement), **values).strip() + "\n"

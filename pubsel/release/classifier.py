@@ -104,7 +104,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
     of_map = {name: value for name, value in of_map.items() if isinstance(value, bool | int | float)}
     return {
         "model": as_json(settings),
-        "classes": list(task.names) or [str(i) for i in range(task.classes)],
+        "classes": labels_of(task),
         "multi_label": task.private.y.dim() == 2,
         "shape": list(task.shape),
         "mean": mean,
@@ -114,6 +114,11 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
         "weights": weights_digest(whole),
         "example": logits_of(whole, example_input(whole, {"shape": task.shape})),
     } | ({"bits": task.bits} if task.bits else {})
+
+
+def labels_of(task: Task) -> list[str]:
+    """Return the names of the classes in order, or their numbers if they have no names."""
+    return list(task.names) or [str(label) for label in range(task.classes)]
 
 
 def keep_model(folder: Path, settings: Model, whole: nn.Module, task: Task) -> None:

@@ -11,6 +11,7 @@ its two largest logits, or a score and the edge of a bin, agree to such digits, 
 count. The sensitivity does not bound that; the record says so (ROUNDED).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from pubsel.data import Task
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import weights_of
 from pubsel.release import quality
-from pubsel.release.quality import Estimate, Released, Steps
+from pubsel.release.classifier import labels_of
+from pubsel.release.quality import Answered, Estimate, Released, Steps
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once
 
@@ -29,6 +31,9 @@ ROUNDED = (
     "held-out examples whose class or score changes if logits are rounded differently (by some 1e-7 of them), as a "
     "processor may do next to other examples"
 )
+LARGEST = "share of the largest class"
+WHOLE = ("auc", "accuracy", "balanced_accuracy")  # figures of a sentence, in its order
+NAMED = 5  # classes in a sentence
 
 
 def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = None) -> Steps:
@@ -46,21 +51,69 @@ def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = No
 
 
 def figures_of(released: Released) -> dict[str, Estimate]:
-    """Return what follows from a noisy table, by name."""
+    """Return what follows from a noisy table, by name. Which figures these are depends on the kind of the table alone,
+    never on a count."""
+    figures, matrix = dict[str, Estimate](), matrix_of(released)
     if released.counts.ndim == 3:
-        return {"auc": quality.noisy_auc(released), "auc of each label": quality.aucs(released)}
-    figures = {"accuracy": quality.accuracy(released), "balanced_accuracy": quality.noisy_balanced_accuracy(released)}
-    if released.sizes is not None:  # the metric comes first
-        figures = dict(reversed(figures.items()))
-    return figures | {"recall of each class": quality.recalls(released)}
+        figures = {"auc": quality.noisy_auc(released), "auc of each label": quality.aucs(released)}
+    if matrix is None:
+        return figures
+
+    # an accuracy says little without the largest class, and nothing of a rare one
+    both = {"accuracy": quality.accuracy(matrix), "balanced_accuracy": quality.noisy_balanced_accuracy(matrix)}
+    if matrix.sizes is not None:  # the metric comes first
+        both = dict(reversed(both.items()))
+    figures |= both | {LARGEST: quality.largest_class(matrix)}
+    return figures | {"recall of each class": quality.recalls(matrix)}
+
+
+def matrix_of(released: Released) -> Released | None:
+    """Return the noisy confusion matrix that was released, or that follows from the histograms of two classes; None for
+    several labels."""
+    if released.counts.ndim == 2:
+        return released
+    return quality.at_half(released) if len(released.counts) == 1 else None
+
+
+def answered_of(released: Released, labels: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of the classes of each kind of `quality.Answered`, by its fields; empty for several labels.
+    labels: the names of all classes, which are public."""
+    matrix = matrix_of(released)
+    if matrix is None:
+        return {}
+    kinds = quality.answered(matrix)._asdict()
+    return {kind: [labels[i] for i in which.nonzero()[0]] for kind, which in kinds.items()}
 
 
 def quality_text(quality: dict[str, Any] | None) -> str:
-    """Return the first figure of a record's measurement, in words; empty if there is none."""
+    """Return what a record's measurement says of the whole, in words: its figures, and which classes are hardly
+    answered; empty if there is none. All of it was released."""
     if quality is None:
         return ""
-    name, (estimate, low, high) = next(iter(quality["figures"].items()))
-    return f" Measured privately: {name} {100 * estimate:.1f} % [{100 * low:.1f}, {100 * high:.1f}]."
+    figures = quality["figures"]
+    whole = [f"{name.replace('_', ' ')} {with_interval(figures[name])}" for name in WHOLE if name in figures]
+    largest = f"; the largest class is {with_interval(figures[LARGEST])} of all" if LARGEST in figures else ""
+    return f" Measured privately: {', '.join(whole)}{largest}.{answered_text(quality)}"
+
+
+def answered_text(names: dict[str, Any]) -> str:
+    """Return a sentence on each kind of class (`quality.Answered`) of which there are some, each after a space."""
+    hardly, perhaps = (names.get(kind) or [] for kind in Answered._fields)
+    text = f" Never or hardly ever answered: {in_a_sentence(hardly)}." if hardly else ""
+    return text + (
+        f" Noise hides whether these classes are ever answered: {in_a_sentence(perhaps)}." if perhaps else ""
+    )
+
+
+def in_a_sentence(names: Sequence[str], most: int = NAMED) -> str:
+    """Return names in a row, with the number of those beyond `most`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def with_interval(figure: Sequence[float], digits: int = 1) -> str:
+    """Return an estimate and the ends of its interval in percent."""
+    estimate, low, high = (f"{100 * value:.{digits}f}" for value in figure)
+    return f"{estimate} % [{low}, {high}]"
 
 
 def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: float) -> dict[str, Any]:
@@ -101,6 +154,7 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
         **{name: value.tolist() for name, value in kept.items() if name != "n"},
         "examples": len(held.y),
         "units": n,
+        **answered_of(released, labels_of(task)),
         "figures": {name: [part.tolist() for part in figure] for name, figure in figures_of(released).items()},
         "privacy": privacy | {"not_covered": [*privacy["not_covered"], ROUNDED]},
     }

@@ -45,6 +45,7 @@ from pubsel.privacy.accountant import Plan, deviation
 from pubsel.privacy.lattice import discrete_gaussian
 from pubsel.privacy.people import UNIT
 from pubsel.privacy.randomness import Sources
+from pubsel.training.evaluation import HARDLY
 
 BINS = 32  # of the scores, of equal width on [0, 1]
 LEVEL = 0.95  # of the intervals
@@ -69,6 +70,14 @@ class Released(NamedTuple):
     n: int
     right: Array | None = None
     sizes: Array | None = None
+
+
+class Answered(NamedTuple):
+    """Classes by how often they are answered, as far as noisy counts say it, bool [..., C]. hardly_answered: never or
+    hardly ever; perhaps_unanswered: the noise hides whether they ever are."""
+
+    hardly_answered: NDArray[np.bool_]
+    perhaps_unanswered: NDArray[np.bool_]
 
 
 class Estimate(NamedTuple):
@@ -185,10 +194,7 @@ def accuracy(matrix: Released) -> Estimate:
         right = matrix.right + (right - matrix.right) / classes
         variance /= classes
 
-    def moment(p: Array) -> Moment:
-        return Moment(right - p * n, n * p * (1 - p), np.full_like(p, variance), np.full_like(p, n))
-
-    return _figure(Ratio(right / n, moment))
+    return _figure(_share(right, variance, n))
 
 
 def recalls(matrix: Released) -> Estimate:
@@ -231,7 +237,91 @@ def _recalls(matrix: Released) -> Ratio:
     return Ratio(_quotient(right, rows), moment)
 
 
+# Classes: how large they are, and how often they are answered
+
+
+def largest_class(matrix: Released) -> Estimate:
+    """Return the share of the largest class, shapes [...]: the accuracy of a model that always answers it.
+
+    Each class has a share of n, from `_class_sizes`. Noise makes the largest of C noisy shares too large, the more so
+    the more classes are about as large. So the low end is the largest of C low ends, each of which is above the share
+    of its class in at most 2.5 / C % of cases: unless one is, the largest of them is below the largest share. The
+    largest of the high ends needs no such care: it is above that of the class that is in fact the largest. Some class
+    has at least 1/C.
+    """
+    sizes, variance = _class_sizes(matrix)
+    classes, ratio = sizes.shape[-1], _share(sizes, variance, matrix.n)
+    each = _figure(ratio)
+
+    # low ends that hold for all classes together
+    likely = _within(ratio, float(ndtri(1 - (1 - LEVEL) / (2 * classes))))
+    low = _end(each.estimate, np.zeros_like(each.estimate), likely).max(-1).clip(1 / classes)
+    estimate = each.estimate.max(-1)
+    return Estimate(estimate, np.minimum(low, estimate), each.high.max(-1))
+
+
+def answered(matrix: Released) -> Answered:
+    """Return which classes the model never or hardly ever answered among the n held-out units, and of which the noise
+    hides it, shapes [..., C].
+
+    A is how often a class was answered, its column, plus 1/C of what the noisy counts lack of n: noise of variance
+    (C - 1) sigma^2. S is its size (`_class_sizes`), whose noise is independent of that of A: the indicators of a row
+    and of a column share one count, which is 1/C of each, so off the constant table their product is 1 - C^2 / C^2 = 0.
+
+    - hardly answered: A is below HARDLY S, and A - S / 2 is below 0 by more than its noise, whose variance is that of A
+      and a quarter of that of S. Here A counts as 0 if it is negative, which names a class more rarely. Of C classes,
+      each is named by mistake in at most 5 / C % of cases; so with 95 % no class is named that was answered half as
+      often as it occurs, or more. A class that hardly occurs is not named: S / 2 is within the noise.
+    - perhaps unanswered: the others whose A is within DEVIATIONS of its noise of 0.
+
+    Sampling is left out: it is about these units, of which the noise alone is unknown.
+    """
+    counts, sigma, n = matrix[:3]
+    classes = counts.shape[-1]
+    sizes, of_sizes = _class_sizes(matrix)
+    answers, of_answers = _totals(counts.sum(-2), counts, n), (classes - 1) * sigma**2
+
+    # one-sided, and for all classes together
+    far = float(ndtri(1 - (1 - LEVEL) / classes)) * math.sqrt(of_answers + of_sizes / 4)
+    hardly = (answers < HARDLY * sizes) & (answers.clip(0) - sizes / 2 < -far)
+    return Answered(hardly, ~hardly & (answers <= DEVIATIONS * math.sqrt(of_answers)))
+
+
+def _class_sizes(matrix: Released) -> tuple[Array, float]:
+    """Return the sizes of the classes, [..., C], which add up to n, and the variance of their noise.
+
+    Of the table: its rows, of variance (C - 1) sigma^2 (`_totals`). `sizes` measure the same with (C - 1) / C sigma^2,
+    as independently, so the mean by the variances has (C - 1) / (C + 1) sigma^2.
+    """
+    counts, sigma, n = matrix[:3]
+    classes = counts.shape[-1]
+    rows, variance = _totals(counts.sum(-1), counts, n), (classes - 1) * sigma**2
+    if matrix.sizes is None:
+        return rows, variance
+    beside = matrix.sizes + (n - matrix.sizes.sum(-1))[..., None] / classes
+    return (rows + classes * beside) / (classes + 1), variance / (classes + 1)
+
+
+def _totals(sums: Array, counts: Array, n: int) -> Array:
+    """Return the sums of rows or of columns of noisy counts, plus for each 1/C of what the counts lack of n, so that
+    they add up to n: their noise has the variance (C - 1) sigma^2 instead of C sigma^2, as in `accuracy`."""
+    total: Array = sums + (n - counts.sum((-2, -1)))[..., None] / counts.shape[-1]
+    return total
+
+
 # Figures of noisy histograms
+
+
+def at_half(table: Released) -> Released:
+    """Return the confusion matrix [..., 2, 2] of two classes whose noisy histograms [..., 1, 2, BINS] were released.
+
+    The second class is answered if its probability is at least 1/2, which is an edge between bins, so that each count
+    is the sum of half of the bins: a tie, which a model answers with the first class, is all that differs. The noise is
+    larger than that of a confusion matrix, sqrt(BINS / 2) times that of a bin, and nothing more is spent.
+    """
+    counts = table.counts[..., 0, :, :]
+    halves = counts.reshape(*counts.shape[:-1], 2, BINS // 2).sum(-1)
+    return Released(halves, table.deviation * math.sqrt(BINS / 2), table.n)
 
 
 def aucs(table: Released) -> Estimate:
@@ -288,6 +378,25 @@ def _aucs(table: Released) -> Ratio:
 
 
 # Intervals
+
+
+def _share(part: Array, variance: float, n: int) -> Ratio:
+    """Return the moments of a part of n units, [...], of whose noise the variance is known."""
+
+    def moment(p: Array) -> Moment:
+        return Moment(part - p * n, n * p * (1 - p), np.full_like(p, variance), np.full_like(p, n))
+
+    return Ratio(part / n, moment)
+
+
+def _within(ratio: Ratio, deviations: float) -> Callable[[Array], NDArray[np.bool_]]:
+    """Return what says whether T - p R is within so many of its deviations at p."""
+
+    def within(p: Array) -> NDArray[np.bool_]:
+        at = ratio.moment(p)
+        return np.abs(at.value) <= deviations * np.sqrt(at.sampling + at.noise)
+
+    return within
 
 
 def _quotient(top: Array, bottom: Array) -> Array:
@@ -355,11 +464,8 @@ def _mean(ratio: Ratio, together: bool) -> Estimate:
     interval is wide enough for each, and too wide for most.
     """
 
-    def likely(p: Array) -> NDArray[np.bool_]:
-        at = ratio.moment(p)
-        return np.abs(at.value) <= DEVIATIONS * np.sqrt(at.sampling + at.noise)
-
     # a part whose interval has no end is lost in the noise, and counts as all of [0, 1]
+    likely = _within(ratio, DEVIATIONS)
     ends = [_end(ratio.estimate, ratio.estimate + far, likely) for far in (-FAR, FAR)]
     bounded = (ends[0] > ratio.estimate - FAR) & (ends[1] < ratio.estimate + FAR)
     estimates = np.where(bounded, ratio.estimate - _bias(ratio), ratio.estimate.clip(0, 1))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pubsel import distances, records
 from pubsel.algorithms import Derives, Solves
@@ -39,10 +39,10 @@ from pubsel.rules import (
 )
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features
-from pubsel.settings.identity import as_json, folder_name, short_name
+from pubsel.settings.identity import as_json, folder_name, is_path, short_name
 from pubsel.settings.keys import POOL, Pair, RunConfig, public_sets
 from pubsel.training import needs, parallel, torchrun
-from pubsel.training.evaluation import check_classes, evaluate, interval, logits, utility
+from pubsel.training.evaluation import check_classes, evaluate, hardly_answered, interval, logits, utility
 from pubsel.training.loop import Job, Progress, fit, rate_of
 from pubsel.training.once import Prepared, prepare, released_once, solve, training_secret
 from pubsel.training.pooled import from_pool
@@ -97,11 +97,26 @@ def show_run(record: dict[str, Any]) -> str:
     """Return its utility and its guarantee, in a line."""
     bounds = record.get("utility_interval")  # older records have none
     interval = f" [{100 * bounds[0]:.2f}, {100 * bounds[1]:.2f}]" if bounds else ""
+    by_class = on_test_text(record, 2)
     return (
         f"{record['identity']}: {record['metric']} {100 * record['utility']:.2f} %{interval} "
-        f"on {record['test_examples']} test examples.{measurement.quality_text(record.get('quality'))} "
-        f"{record['privacy']['statement']}"
+        f"on {record['test_examples']} test examples{by_class or '.'}{' This is not private.' if by_class else ''}"
+        f"{measurement.quality_text(record.get('quality'))} {record['privacy']['statement']}"
     )
+
+
+def on_test_text(record: dict[str, Any], digits: int) -> str:
+    """Return what a record says of the test examples beside its utility, to follow this in a sentence; empty if it says
+    nothing. Not private."""
+    tested = record.get("on_test")
+    if tested is None:
+        return ""
+    others = {name: figure for name, figure in tested["figures"].items() if name != record["metric"]}
+    figures = [
+        f"{name.replace('_', ' ')} {measurement.with_interval(figure, digits)}" for name, figure in others.items()
+    ]
+    parts = [*figures, f"the largest class is {100 * tested['largest_class']:.{digits}f} % of them"]
+    return f"; {'; '.join(parts)}.{measurement.answered_text(tested)}"
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -289,12 +304,32 @@ def _figures(cell: Cell, prepared: Prepared) -> dict[str, Any]:
         "metric": task.metric,
         "utility": reached,
         "utility_interval": interval(outputs, task.test.y, task.metric, stream(cell.name, "bootstrap")),
+        "on_test": on_test(cell, outputs, task),
         "test_examples": len(task.test.x),
         "private_examples": len(task.private.x),
         "private_units": task.units,
         "selection": {"test": reached} | other_utilities(prepared.trains, task),
         "weights": weights_digest(prepared.whole),
         "parameters": trained_parameters(prepared.model),
+    }
+
+
+def on_test(cell: Cell, outputs: Tensor, task: Task) -> dict[str, Any] | None:
+    """Return what the outputs on a user's own test examples reach, class by class, for the record; None for other data,
+    and if an example has several labels. An accuracy by itself hides that a rare class is never answered."""
+    y = task.test.y.cpu()
+    if not is_path(cell.inputs.pair.private) or y.dim() != 1:
+        return None
+    # a single class has no balanced accuracy
+    metrics = ["accuracy", *(["balanced_accuracy"] if len(y.unique()) > 1 else [])]
+    labels = classifier.labels_of(task)
+    return {
+        "figures": {
+            metric: [utility(outputs, y, metric), *interval(outputs, y, metric, stream(cell.name, "bootstrap"))]
+            for metric in metrics
+        },
+        "largest_class": int(y.bincount().max()) / len(y),
+        "hardly_answered": [labels[label] for label in hardly_answered(outputs, y)],
     }
 
 

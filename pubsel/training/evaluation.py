@@ -12,6 +12,7 @@ from pubsel.gradients.matrix import CPU_PIXELS
 from pubsel.messages import UserError
 
 RESAMPLES = 1000
+HARDLY = 0.1  # of how often a class occurs: one that is answered less often is hardly ever answered
 BLOCK = 100  # resamples at once, so that their counts stay in the cache
 
 
@@ -106,6 +107,14 @@ def balanced_accuracy(outputs: Tensor, y: Tensor) -> float:
     check_classes(y, "balanced_accuracy", "the test set")
     right, examples = _per_class(outputs, y)
     return float(np.mean(right / examples))
+
+
+def hardly_answered(outputs: Tensor, y: Tensor) -> list[int]:
+    """Return the classes that outputs [n, classes] never or hardly ever answer: less than HARDLY as often as y [n] has
+    them."""
+    answers = outputs.argmax(1).cpu().bincount(minlength=outputs.shape[1])
+    sizes = y.cpu().bincount(minlength=outputs.shape[1])
+    return [int(label) for label in (answers < HARDLY * sizes).nonzero()]
 
 
 def _per_class(outputs: Tensor, y: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

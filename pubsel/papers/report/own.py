@@ -319,6 +319,8 @@ def _measured(record: Record, names: list[str] | None) -> dict[str, Any]:
     values = {
         "run": record["identity"],
         "figures": figures,
+        "hardly": quality.get("hardly_answered"),
+        "perhaps": quality.get("perhaps_unanswered"),
         "examples": quality["examples"],
         "people": quality["units"] if quality["privacy"].get("unit") else None,
         "deviation": f"{quality['deviation']:.3g}",
