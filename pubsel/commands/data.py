@@ -3,14 +3,13 @@ is read, and what is kept of a user's own.
 
 `listing` imports no torch, so it answers at once."""
 
-from dataclasses import fields
 from pathlib import Path
 
 from pubsel.files import left_of
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.datasets import dataset_info, dataset_names, decoded_folder, is_there, kept_folder
 from pubsel.settings.identity import is_path
-from pubsel.settings.keys import DataConfig, Read
+from pubsel.settings.keys import DataConfig, read_of
 
 HEAD = ("name", "what", "classes", "image", "MB", "licence", "present", "what to do")
 
@@ -77,21 +76,20 @@ def check_data(settings: DataConfig) -> str:
         raise UsageError(f"name={name}: is no named dataset: if you mean the path, write ./{name}")
 
     from pubsel import data  # imports torch
-    from pubsel.data.findings import NOTE, errors, refusal
+    from pubsel.data.findings import NOTE, not_accepted, reason
 
-    read = Read(**{field.name: getattr(settings, field.name) for field in fields(Read)})
-    source, findings = data.checked(name, settings.data_root, settings.keep, settings.unit, read)
+    source, findings = data.checked(name, settings.data_root, settings.keep, settings.unit, read_of(settings))
     lines = f"{name}: {source!r}".splitlines()
     if not is_path(name):
         return "\n".join(lines)
 
-    wrong = errors(findings, settings.accept or [])
+    wrong = not_accepted(findings, settings.accept or [])
     for finding in findings:
         if finding not in wrong:
             lines.append(finding.text if finding.severity == NOTE else f"warning: {finding.line()}")
     if wrong:
         print(*lines, sep="\n")
-        raise UserError(refusal(wrong))
+        raise UserError(reason(wrong))
     return "\n".join(lines)
 
 

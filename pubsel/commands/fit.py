@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,18 @@ from pubsel.selection import coverage
 from pubsel.settings import outputs
 from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import Convert, ExportConfig, FitConfig, Format, Overlap, Pair, PublicLabels, Read, RunConfig
+from pubsel.settings.keys import (
+    Convert,
+    ExportConfig,
+    FitConfig,
+    Format,
+    Overlap,
+    Pair,
+    PublicLabels,
+    Read,
+    RunConfig,
+    read_of,
+)
 from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
@@ -105,7 +115,7 @@ def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     pair: dict[str, Any] = {"private": settings.private, "public": public, "m": None, "take": "test"}
     pair |= {"candidates": settings.public or None, "convert": "resize", "metric": settings.metric}
     pair |= {"validation": settings.held_out, "unit": settings.unit, "overlap": "leave"}
-    own = as_json(_read(settings))
+    own = as_json(read_of(settings))
     pair |= {"read": own} if own else {}
     pair |= {"pool": settings.pool} if settings.pool else {}
     privacy = {"delta": settings.delta, "secure_noise": True, "measure": settings.held_out > 0}
@@ -172,16 +182,12 @@ def planned(settings: FitConfig) -> Task:
         unit=settings.unit,
         overlap=Overlap.leave,
         metric=settings.metric,
-        read=_read(settings),
+        read=read_of(settings),
     )
     task = load(pair, settings.data_root, settings.download, keep=settings.keep)
     if task.private.x.dim() != 4:
         raise UsageError(f"private={settings.private}: rows of a table: pubsel fit takes images; see pubsel run --help")
     return task
-
-
-def _read(settings: FitConfig) -> Read:
-    return Read(**{field.name: getattr(settings, field.name) for field in fields(Read)})
 
 
 class Public(NamedTuple):

@@ -32,7 +32,7 @@ from pubsel.rules import check_model, has_paths
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features, check_choice, compared
 from pubsel.settings.identity import as_json, folder_name, is_path, short_name
-from pubsel.settings.keys import Overlap, RankConfig, Select, public_sets
+from pubsel.settings.keys import Overlap, RankConfig, Select, public_sets, read_of
 from pubsel.settings.methods import typed
 
 
@@ -117,9 +117,9 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
     does not grow with their number."""
     through = through_backbone(settings.model.backbone, settings.convert, settings.data_root, device)
     read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
-    opened = read._replace(own=settings.read, pixels=settings.model.backbone is None)(settings.private)
+    opened = read._replace(own=read_of(settings), pixels=settings.model.backbone is None)(settings.private)
     images, source = opened.images, opened.used
-    private, findings = data.distinct(opened, settings.data_root, settings.read.accept or [])
+    private, findings = data.distinct_examples(opened, settings.data_root, settings.accept or [])
     how = settings.overlap or (Overlap.leave if is_path(settings.private) else Overlap.refuse)
 
     candidates: dict[str, Split] = {}

@@ -25,15 +25,15 @@ from pubsel.data import decoded, folders, prepared, stored, tables
 from pubsel.data.convert import Shape, converted
 from pubsel.data.embeddings import is_embeddings
 from pubsel.data.examples import (
+    Examples,
     Role,
-    Table,
     apart,
     as_classes,
     drawn,
+    examples_of,
     hold_out,
     one_side,
     side,
-    table_of,
     take_public,
     without_copies,
 )
@@ -51,6 +51,7 @@ from pubsel.data.splits import (
     in_turn,
     listing_in_order,
 )
+from pubsel.data.unknown import refusal
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path, same_path
@@ -185,6 +186,36 @@ def load(
         return _loaded(pair, Reader(data_root, download, through, keep=keep), pixels)
 
 
+def _with_public(
+    pair: Pair, opened: Opened, table: Examples, how: Overlap, read: Reader
+) -> tuple[Examples, "_Public | None", list[Finding], tuple[str, ...]]:
+    """Return the table without the private examples that are public too, the public examples, findings and notes."""
+    sets, data_root = _sets(pair), read.data_root
+    if pair.public is not None and pair.take == Take.train:
+        return _from_training(pair, opened, table, how, read)
+    if not sets:
+        return table, None, [], ()
+
+    # which of a user's own images are public may not depend on their number
+    if not table.published and any(same_examples(pair.private, name, data_root) for name in sets):
+        raise UsageError(
+            f"pair.public={pair.private}: this is the private data: set pair.take=train and pair.public_share, such as "
+            "0.1, and each example is public or not by itself"
+        )
+    m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
+    beside = Beside(opened.used.train, pair.convert, pair.private, opened, how)
+    public = _combined(sets, m, key, beside, read)
+
+    findings, notes = list[Finding](), public.notes
+    if public.of_private:
+        notes += (f"the first {public.of_private} test images of {pair.private} are public and left the test set",)
+        place = np.cumsum(table.test) * table.test
+        table, of_test = take_public(table, (place > 0) & (place <= public.of_private), how)
+        findings += of_test
+    table, shared = apart(table, public.digests, how)
+    return table, public, [*findings, *shared], notes
+
+
 @contextmanager
 def keys_of_pair() -> Iterator[None]:
     """Name the keys of `Read` in errors as `pubsel run` has them."""
@@ -214,26 +245,9 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     findings = [*opened.images.findings, *copies, *apart_findings]
 
     # public examples come first, since they may leave the private training or test part
-    public, notes, pool, sets = None, tuple[str, ...](), tuple[int, ...](), _sets(pair)
-    if pair.public is not None and pair.take == Take.train:
-        table, public, public_findings, notes = _from_training(pair, opened, table, how, read)
-        findings += public_findings
-    elif sets:
-        m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
-        _check_own_public(pair, sets, published, data_root)
-        beside = Beside(source.train, pair.convert, pair.private, opened, how)
-        taken = _combined(sets, m, key, beside, read)
-        public, pool, notes = taken.examples, taken.each, taken.notes
-        if taken.of_private:
-            notes += (f"the first {taken.of_private} test images of {pair.private} are public and left the test set",)
-            first = np.cumsum(table.test) * table.test
-            table, public_findings = take_public(table, (first > 0) & (first <= taken.of_private), how)
-            findings += public_findings
-        table, public_findings = apart(table, taken.digests, how)
-        findings += public_findings
-
+    table, public, public_findings, notes = _with_public(pair, opened, table, how, read)
     table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how)
-    findings += out_findings
+    findings += [*public_findings, *out_findings]
     settle(findings, pair.read.accept or [])
     whose = source.groups and source.groups[0]
     private, people = side(source.train, table.has(Role.private)[~table.test], whose)
@@ -242,10 +256,11 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         validation, held_out_people = side(source.train, table.has(Role.held_out)[~table.test], whose)
     test, _ = side(source.test, table.has(Role.test)[table.test])
 
+    sets = _sets(pair)
     same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     return Task(
         private,
-        public,
+        None if public is None else public.examples,
         test,
         *source[2:6],
         tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
@@ -255,7 +270,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         shape=_shape(opened),
         names=source.names or class_names(pair.private, data_root),
         weights=source.weights,
-        pool=pool,
+        pool=() if public is None else public.each,
         people=people,
         held_out_people=held_out_people,
         findings=tuple(findings),
@@ -263,7 +278,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     )
 
 
-def distinct(opened: Opened, data_root: str, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...]]:
+def distinct_examples(opened: Opened, data_root: str, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...]]:
     """Return the training examples of a private set, each different one of a user's once, and findings."""
     table, findings = without_copies(_table(opened, _named(opened.name, data_root) is not None))
     settle(findings, accept)
@@ -278,22 +293,12 @@ def checked(name: str, data_root: str, keep: bool, unit: str | None, read: Read)
     return source, (*source.findings, *copies, *sides, *as_classes(table, source.classes, source.names))
 
 
-def _table(opened: Opened, published: bool) -> Table:
+def _table(opened: Opened, published: bool) -> Examples:
     """Return the table of the private set."""
     files, used = opened.images.files, opened.used
     names = None if files is None else (files[0].names, files[1].names)
     content = opened.digests(_shape(opened))
-    return table_of(opened.name, (used.train.y, used.test.y), content, used.groups, published, names)
-
-
-def _check_own_public(pair: Pair, sets: list[str], published: bool, data_root: str) -> None:
-    """Raise UsageError if a user's own private images are to be public by their number: which ones are would depend on
-    all others."""
-    if not published and any(same_examples(pair.private, name, data_root) for name in sets):
-        raise UsageError(
-            f"pair.public={pair.private}: this is the private data: set pair.take=train and pair.public_share, such as "
-            "0.1, and each example is public or not by itself"
-        )
+    return examples_of(opened.name, (used.train.y, used.test.y), content, used.groups, published, names)
 
 
 def _sets(pair: Pair) -> list[str]:
@@ -326,8 +331,8 @@ def _metric(pair: Pair, source: Source) -> str:
 
 
 def _from_training(
-    pair: Pair, opened: Opened, table: Table, how: Overlap, read: Reader
-) -> tuple[Table, Split, tuple[Finding, ...], tuple[str, ...]]:
+    pair: Pair, opened: Opened, table: Examples, how: Overlap, read: Reader
+) -> tuple[Examples, "_Public", list[Finding], tuple[str, ...]]:
     """Return the table, the public examples, drawn from the training split of pair.public, findings and notes."""
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
@@ -372,7 +377,8 @@ def _from_training(
     leave = ", and left the private data" if same else ""
     note = f"{int(drawn_rows.sum())} public examples were drawn from the training split of {name}{leave}"
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
-    return table, Split(x, chosen.used.train.y), findings, (*notes, note, *changed)
+    public = _Public(Split(x, chosen.used.train.y), 0, (), (), digests)
+    return table, public, [*findings], (*notes, note, *changed)
 
 
 def _as_many(pair: Pair, n: int) -> int:
@@ -402,7 +408,7 @@ def public_examples(
     distance.m if there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the
     private label space, so the algorithms draw random labels there.
 
-    Several sets (GSD, Table 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
+    Several sets (GSD, Examples 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
     hold equal shares for any m'; a share may be one larger than another. Labels stay if every set is of the private
     task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
     other; else each is NO_CLASS, which what needs labels refuses.
@@ -627,7 +633,7 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
     elif suffix == ".npz":
         listed = prepared.listed_arrays(path, unit)
     else:
-        raise UserError(f"{name}: expected a folder of images, a table ({', '.join(tables.TABLES)}) or an npz")
+        raise UserError(refusal(path, tables.TABLES))
     parts, _, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
     known = listed.classes, *_of_own(parts)
     return Source(

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pubsel.data import overlap, stored
 from pubsel.data.examples import drawn
-from pubsel.data.findings import ERROR, WARNING, Finding, shown
+from pubsel.data.findings import ERROR, WARNING, Finding, first_of
 from pubsel.data.overlap import Digest, of_pixels
 from pubsel.data.splits import Files, Images, Listed, Parts, Split, Unreadable, in_order
 from pubsel.files import (
@@ -246,7 +246,7 @@ def _unreadable(
         if len(first) == 1:
             raise UserError(f"{first[0]}; skip=true leaves it out")
         names = this.listed.names or tuple(map(str, range(len(readable))))
-        which = shown((names[i] for i in sorted(errors)), NAMED)
+        which = first_of((names[i] for i in sorted(errors)), NAMED)
         text = f"{this.name}: {len(first)} of {len(readable)} images cannot be read: {which}"
         file = folder.with_suffix(".unreadable.txt")
         with contextlib.suppress(UserError):
@@ -256,11 +256,11 @@ def _unreadable(
 
     # a class that is left out whole would be missing without a word
     text = f"{Path(this.name).name}: {len(first)} of {len(readable)} images cannot be read and are left out"
-    findings = [Finding("unreadable", WARNING, f"{text}: {shown((error.name for error in first), NAMED)}")]
+    findings = [Finding("unreadable", WARNING, f"{text}: {first_of((error.name for error in first), NAMED)}")]
     y, names = this.listed.y, this.listed.class_names
     lost = [] if y.dim() == 2 else sorted(set(y.tolist()) - set(y[torch.from_numpy(readable)].tolist()))
     if lost:
-        of = shown(names[label] if names else label for label in lost)
+        of = first_of(names[label] if names else label for label in lost)
         findings.append(Finding("class_lost", ERROR, f"{this.name}: no image of a class can be read: {of}"))
     return tuple(findings)
 

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, shown
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.overlap import Digests, among, by_content, joined, rows
 from pubsel.data.splits import SEED, SEEDS, Split, in_a_row
 from pubsel.messages import UsageError
@@ -55,7 +55,7 @@ class Role(IntEnum):
     left_out = 4
 
 
-class Table(NamedTuple):
+class Examples(NamedTuple):
     """The examples of the private set, those of its training part first; all [n]."""
 
     name: str
@@ -72,7 +72,7 @@ class Table(NamedTuple):
         """Return which examples have a role, bool [n]."""
         return self.role == role
 
-    def move(self, which: Bools, role: Role) -> "Table":
+    def move(self, which: Bools, role: Role) -> "Examples":
         """Return the table with another role for some examples, bool [n]."""
         return self._replace(role=np.where(which, role, self.role).astype(np.int8))
 
@@ -84,21 +84,21 @@ class Table(NamedTuple):
         return self.examples[part][place] if self.examples else f"number {place}"
 
 
-def table_of(
+def examples_of(
     name: str,
     y: Sequence[Tensor],
     content: Sequence[Digests],
     people: Sequence[Tensor] | None,
     published: bool,
     examples: tuple[Sequence[str], Sequence[str]] | None = None,
-) -> Table:
+) -> Examples:
     """Return the table of a set. y, content, people: of its training and its test part; people None: the unit is an
     example with its copies."""
     both = joined(content)
     test = np.arange(len(both.own)) >= len(y[0])
     unit = both.shaped if people is None else torch.cat(list(people)).numpy()
     role = np.where(test, Role.test, Role.private).astype(np.int8)
-    return Table(name, test, torch.cat(list(y)), both, unit, role, people is not None, published, examples)
+    return Examples(name, test, torch.cat(list(y)), both, unit, role, people is not None, published, examples)
 
 
 # Units
@@ -125,7 +125,7 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
     findings = []
     unknown = [key for key in keys if names[key] in NOT_KNOWN]
     if unknown:
-        text = f"{what}: {len(unknown)} of {len(keys)} examples name nobody ({shown(map(repr, unknown))})"
+        text = f"{what}: {len(unknown)} of {len(keys)} examples name nobody ({first_of(map(repr, unknown))})"
         findings.append(Finding("nobody", ERROR, text, "say who they are of, or leave them out"))
 
     spelt = dict[str, list[str]]()
@@ -133,13 +133,15 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
         spelt.setdefault(names[key], []).append(key)
     several = [f"{ways[0]!r} and {ways[1]!r}" for ways in spelt.values() if len(ways) > 1]
     if several:
-        text = f"{what}: {len(several)} people are written in several ways and are one each, such as {shown(several)}"
+        text = (
+            f"{what}: {len(several)} people are written in several ways and are one each, such as {first_of(several)}"
+        )
         findings.append(Finding("spellings", WARNING, text))
 
     sizes, n = Counter(names[key] for key in keys), len(keys)
     large = [f"{name} has {size}" for name, size in sizes.items() if size > max(LARGE * n, USUAL * n / len(sizes))]
     if large:
-        text = f"{what}: more than a tenth of its {n} examples are of one person: {shown(large)}"
+        text = f"{what}: more than a tenth of its {n} examples are of one person: {first_of(large)}"
         findings.append(Finding("large", WARNING, text, "if that is no person, leave these out"))
     return np.array([unit_of(names[key]) for key in keys], dtype=np.int64), tuple(findings)
 
@@ -157,7 +159,7 @@ def drawn(unit: Ints, share: float, purpose: str, seed: int = 0) -> Bools:
 # Rules
 
 
-def without_copies(table: Table) -> tuple[Table, tuple[Finding, ...]]:
+def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table of a user's own set with each different image once for each unit, and findings.
 
     Images with equal content and equal label are one example of their unit, whichever copy stays. Without people, an
@@ -187,7 +189,7 @@ def without_copies(table: Table) -> tuple[Table, tuple[Finding, ...]]:
     return table, tuple(findings)
 
 
-def one_side(table: Table, how: Overlap) -> tuple[Table, tuple[Finding, ...]]:
+def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table with no unit in both its training and its test part, and findings: how=leave: its training
     examples leave. UsageError otherwise, but for the images of a published set, whose parts stay as they are.
 
@@ -222,7 +224,7 @@ def one_side(table: Table, how: Overlap) -> tuple[Table, tuple[Finding, ...]]:
     )
 
 
-def apart(table: Table, public: Digests, how: Overlap) -> tuple[Table, tuple[Finding, ...]]:
+def apart(table: Examples, public: Digests, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table with no example that is public too, and findings: how=leave: such examples leave the private
     data and the test set. Public data decide this image by image, so nobody moves anybody else."""
     stays = table.has(Role.private) | table.has(Role.test)
@@ -236,7 +238,7 @@ def apart(table: Table, public: Digests, how: Overlap) -> tuple[Table, tuple[Fin
     return table.move(twice, Role.left_out), (Finding("public_too", WARNING, text),)
 
 
-def as_classes(table: Table, classes: int, names: Sequence[str]) -> tuple[Finding, ...]:
+def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Finding, ...]:
     """Return findings on the private data as something to learn: one example or class alone, and rare classes or
     labels."""
     train = torch.from_numpy(table.has(Role.private))
@@ -252,12 +254,12 @@ def as_classes(table: Table, classes: int, names: Sequence[str]) -> tuple[Findin
     if few and classes > 1:
         what = "labels" if several else "classes"
         findings.append(
-            Finding("few", WARNING, f"{table.name}: {what} with fewer than {FEW} training images: {shown(few, FEW)}")
+            Finding("few", WARNING, f"{table.name}: {what} with fewer than {FEW} training images: {first_of(few, FEW)}")
         )
     return tuple(findings)
 
 
-def take_public(table: Table, public: Bools, how: Overlap) -> tuple[Table, tuple[Finding, ...]]:
+def take_public(table: Examples, public: Bools, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table with some of its examples public, bool [n], and findings: nobody who has one of them, and no
     copy of one, stays in its part. UsageError if that leaves none there."""
     part = table.test if table.test[public].any() else ~table.test
@@ -290,8 +292,8 @@ def take_public(table: Table, public: Bools, how: Overlap) -> tuple[Table, tuple
 
 
 def hold_out(
-    table: Table, private_share: float, validation: float, seed: int, how: Overlap
-) -> tuple[Table, tuple[Finding, ...]]:
+    table: Examples, private_share: float, validation: float, seed: int, how: Overlap
+) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table with a share of the private units in use, and of these a share held out for validation.
 
     A user's units are drawn one by one (`drawn`); those of a published set from a permutation of all, in which equal
@@ -341,7 +343,7 @@ def side(split: Split, which: Bools, people: Tensor | None = None) -> tuple[Spli
 
 
 def _of_published(
-    table: Table, here: Ints, private_share: float, validation: float, seed: int, how: Overlap
+    table: Examples, here: Ints, private_share: float, validation: float, seed: int, how: Overlap
 ) -> tuple[Bools, Bools]:
     """Return which private examples of a published set, at the places `here`, are used, and which of these are held
     out."""

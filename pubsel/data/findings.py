@@ -55,13 +55,13 @@ class Finding(NamedTuple):
         return f"{self.text}: {self.remedy}" if self.remedy else self.text
 
 
-def shown(items: Iterable[object], count: int = EXAMPLES) -> str:
+def first_of(items: Iterable[object], count: int = EXAMPLES) -> str:
     """Return the first few different items, as a message shows them."""
     different = list(dict.fromkeys(map(str, items)))
     return ", ".join(different[:count]) + (", ..." if len(different) > count else "")
 
 
-def errors(findings: Sequence[Finding], accept: Sequence[str]) -> list[Finding]:
+def not_accepted(findings: Sequence[Finding], accept: Sequence[str]) -> list[Finding]:
     """Return the errors that are not accepted."""
     accepted = set(accept) - FINAL
     return [finding for finding in findings if finding.severity == ERROR and finding.name not in accepted]
@@ -75,11 +75,11 @@ def settle(findings: Sequence[Finding], accept: Sequence[str]) -> None:
                 say(f"warning: {finding.line()}")
             _PRINTED.add(finding)
 
-    if wrong := errors(findings, accept):
-        raise UserError(refusal(wrong))
+    if wrong := not_accepted(findings, accept):
+        raise UserError(reason(wrong))
 
 
-def refusal(wrong: Sequence[Finding]) -> str:
+def reason(wrong: Sequence[Finding]) -> str:
     """Return the line that says why a command stops, and how it goes on."""
     lines = "; ".join(finding.line() for finding in wrong)
     names = ",".join(dict.fromkeys(finding.name for finding in wrong))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape
 from pubsel.data.examples import folded, people_of
-from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, shown
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.images import DICOM, SUFFIXES, alike, dicom_tag, unread
 from pubsel.data.splits import SEED, Listed, Listing, Unread, group_of, held_out, missing, stamp
 from pubsel.files import plain, unreadable
@@ -120,13 +120,13 @@ def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, .
     findings = []
     if lost and classes:
         inside = [sorted(file.suffix for file in path.rglob("*") if file.is_file()) for path in lost]
-        why = [f"{path.name} ({shown(suffixes, 2) or 'empty'})" for path, suffixes in zip(lost, inside, strict=True)]
-        text = f"{folder.name}: {len(lost)} class folders without images that are read: {shown(why, NAMED)}"
+        why = [f"{path.name} ({first_of(suffixes, 2) or 'empty'})" for path, suffixes in zip(lost, inside, strict=True)]
+        text = f"{folder.name}: {len(lost)} class folders without images that are read: {first_of(why, NAMED)}"
         remedy = "move images to <class>/*, convert them, or remove these folders"
         findings.append(Finding("class_lost", ERROR, text, remedy))
     concealed = [path.name for path in others if hidden(path.name) and any(_images_below(path))]
     if concealed:
-        text = f"{folder.name}: hidden folders are no classes and are not read: {shown(concealed, NAMED)}"
+        text = f"{folder.name}: hidden folders are no classes and are not read: {first_of(concealed, NAMED)}"
         findings.append(Finding("hidden", NOTE, text))
     return tuple(findings)
 
@@ -199,7 +199,7 @@ def _same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
     several = [names for names in alike_of.values() if len(names) > 1]
     if not several:
         return ()
-    text = f"{folder.name}: class folders {shown(map(repr, several[0]), 3)} differ in how they are written alone"
+    text = f"{folder.name}: class folders {first_of(map(repr, several[0]), 3)} differ in how they are written alone"
     return (Finding("labels", ERROR, text, "make them one folder"),)
 
 

@@ -43,7 +43,7 @@ ORIENTATION = 0x0112  # of EXIF
 
 
 class Head(NamedTuple):
-    """What the beginning of an image file tells."""
+    """Beginning of an image file."""
 
     size: tuple[int, int]  # height and width, upright
     grey: bool

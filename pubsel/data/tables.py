@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from pubsel.data.examples import folded, people_of
-from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, shown
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of
 from pubsel.data.images import alike
 from pubsel.data.splits import Listed, stamp
@@ -44,7 +44,7 @@ def list_table(table: Path, unit: str | None, read: Read, pixels: bool) -> Liste
     label = column_of(table, columns, "label", LABELS, read.label)
     if unit in (path, label) or (unit is not None and unit not in columns):
         named = f"name the column of {table.name} that says who an image is of" if unit in (path, label) else ""
-        raise UsageError(f"pair.unit={unit}: {named or f'{table.name} has no column {unit}: {shown(columns, 20)}'}")
+        raise UsageError(f"pair.unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
     side, about_split = _side(table, rows, read.split, {path, label, unit})
     used = {path, label, unit, side}
     findings = [*about_split, *_unused(table, [column for column in columns if column not in used])]
@@ -121,14 +121,14 @@ def column_of(table: Path, columns: Sequence[str], key: str, usual: Sequence[str
     """Return the column that a key names, or the one with a usual name. UserError if there is none."""
     if name is not None:
         if name not in columns:
-            raise UsageError(f"{key}={name}: {table.name} has no such column: {shown(columns, 20)}")
+            raise UsageError(f"{key}={name}: {table.name} has no such column: {first_of(columns, 20)}")
         return name
     by_name = {_plain(column): column for column in reversed(columns)}
     for word in usual:
         if word in by_name:
             return by_name[word]
     raise UserError(
-        f"{table}: no column {key}: it has {shown(columns, 20)}: give {key}=COLUMN, or path,label in its head"
+        f"{table}: no column {key}: it has {first_of(columns, 20)}: give {key}=COLUMN, or path,label in its head"
     )
 
 
@@ -153,7 +153,7 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
     if named and not of_sides and words[named[0]] <= set(SIDES):
         return named[0], ()
     if named and not of_sides:
-        text = f"{table.name}: column {named[0]} has {shown(sorted(words[named[0]]), 4)}, not train and test"
+        text = f"{table.name}: column {named[0]} has {first_of(sorted(words[named[0]]), 4)}, not train and test"
         return None, (Finding("split", ERROR, text, "give split=COLUMN, or split=none"),)
 
     # parts of a cross-validation are no split yet, and no label either
@@ -168,7 +168,7 @@ def _unused(table: Path, columns: Sequence[str]) -> tuple[Finding, ...]:
     """Return the finding on columns that are not used."""
     if not columns:
         return ()
-    return (Finding("columns", NOTE, f"{table.name}: columns that are not used: {shown(columns, 10)}"),)
+    return (Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(columns, 10)}"),)
 
 
 class Words(NamedTuple):
@@ -198,7 +198,7 @@ def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list
     # one class that is written in several ways
     several = [ways for ways in spelt.values() if len(ways) > 1]
     if several and fold == Fold.apart:
-        text = f"{table.name}: labels {shown(map(repr, several[0]), 3)} differ in how they are written alone"
+        text = f"{table.name}: labels {first_of(map(repr, several[0]), 3)} differ in how they are written alone"
         findings.append(Finding("labels", ERROR, text, "set labels=fold, and they are one class"))
         spelt = {word: [word] for ways in spelt.values() for word in ways}
 
@@ -214,7 +214,7 @@ def _labelled(table: Path, rows: Rows, label: str, words: Words) -> tuple[Rows, 
         raise UserError(f"{table}: no row has a label in column {label}")
     if len(known) == len(rows):
         return rows, []
-    others = shown(
+    others = first_of(
         row[label] or "nothing" for row in rows if not any(part in words.numbers for part in row[label].split(BETWEEN))
     )
     text = f"{table.name}: {len(rows) - len(known)} of {len(rows)} rows have no label ({others}) and are left out"

@@ -73,7 +73,7 @@ ABOUT_LIKE = "file or name of a record: start from its settings; what else the c
 
 @dataclass
 class Read:
-    """How the files of a user's own data are read."""
+    """Rules by which the files of a user's own data are read."""
 
     accept: list[str] | None = setting(
         "findings that are no reason to stop, such as [conflict]; see the list of findings in the docs", default=None
@@ -105,6 +105,11 @@ class Read:
     def __post_init__(self) -> None:
         if self.channels == 2:
             raise UsageError("channels=2: take 1 (grey) or 3 (colour)")
+
+
+def read_of(settings: Read) -> Read:
+    """Return the keys of `Read` of a command that has them among its own."""
+    return Read(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Read)})
 
 
 @dataclass
@@ -461,8 +466,8 @@ class AuditConfig(RunConfig):
 
 
 @dataclass
-class RankConfig(Common):
-    """`pubsel rank`."""
+class RankConfig(Common, Read):
+    """`pubsel rank`. The keys of `Read` are for the private data."""
 
     like: str | None = setting(ABOUT_LIKE, neutral=True, default=None)
     private: str = setting("the private data: a name in conf/dataset, or a path")
@@ -491,9 +496,9 @@ class RankConfig(Common):
         "for a set of conf/dataset, leave for your own data",
         default=None,
     )
-    read: Read = field(default_factory=Read)
 
     def __post_init__(self) -> None:
+        Read.__post_init__(self)
         self.public = candidates_of("public", self.public)
 
 

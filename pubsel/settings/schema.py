@@ -162,7 +162,7 @@ def texts(schema: Any, prefix: str = "") -> frozenset[str]:
         of_field: Any = f.type
         kinds = {kind for kind in get_args(of_field) or (of_field,) if kind is not NoneType}
         if dataclasses.is_dataclass(of_field):
-            keys |= texts(of_field, f"{prefix}{f.name}.")
+            keys |= texts(of_field, f"{prefix}{f.name}.")  # type: ignore[arg-type]
         elif kinds <= {str, list[str]}:
             keys.add(f"{prefix}{f.name}")
     return frozenset(keys)
