@@ -408,7 +408,7 @@ def public_examples(
     distance.m if there are fewer (`load`: pair.m). Labels stay those of the public dataset: they mean nothing in the
     private label space, so the algorithms draw random labels there.
 
-    Several sets (GSD, Examples 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
+    Several sets (GSD, Table 16) are dealt out in turn: image i comes from set i mod their number, so that the first m'
     hold equal shares for any m'; a share may be one larger than another. Labels stay if every set is of the private
     task, as conf/dataset says of named sets and as a user's own are taken to be if they have as many classes as each
     other; else each is NO_CLASS, which what needs labels refuses.

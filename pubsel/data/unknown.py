@@ -37,7 +37,10 @@ SCANS = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".svs", ".heic", ".svg", 
 
 def refusal(path: Path, tables: Collection[str] = (".csv", ".tsv")) -> str:
     """Return the message, in one line, about a file whose type is not read. tables: suffixes of the tables that are."""
-    kind = _ending(path.name)
+    small = path.name.lower()
+    double = [ending for ending in (*UNPACKED, *SCANS) if small.endswith(ending) and ending.count(".") > 1]
+    kind = double[0] if double else Path(small).suffix  # of x.tar.gz both suffixes
+
     what = f"a file of type {kind}" if kind else "a file without a suffix"
     *first, last = tables
     listed = f"{', '.join(first)} or {last}" if first else last
@@ -46,13 +49,6 @@ def refusal(path: Path, tables: Collection[str] = (".csv", ".tsv")) -> str:
         "npz with train_images, train_labels, test_images and test_labels"
     )
     return f"{path}: {what} is not read: {_remedy(path.name, kind)}; what is read: {takes}"
-
-
-def _ending(name: str) -> str:
-    """Return the suffix of a file's name in small letters, both suffixes of x.tar.gz; "" if it has none."""
-    small = name.lower()
-    double = [ending for ending in (*UNPACKED, *SCANS) if small.endswith(ending) and ending.count(".") > 1]
-    return double[0] if double else Path(small).suffix
 
 
 def _remedy(name: str, kind: str) -> str:

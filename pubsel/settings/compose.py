@@ -130,8 +130,8 @@ def renamed(command: str, words: Sequence[str]) -> list[str]:
     optional = {key for key in keys if key.count(".") > 1}
     words = [f"++{word}" if word.partition("=")[0] in optional else word for word in words]
     named = [(word.partition("=")[0].lstrip("+"), word) for word in words]
-    by_hydra, several = command in BY_HYDRA, lists(schema)  # of other keys, a comma is a letter
-    return [override(word, text=key in texts(schema), sweeps=by_hydra or key in several) for key, word in named]
+    by_hydra, several, of_text = command in BY_HYDRA, lists(schema), texts(schema)
+    return [override(word, text=key in of_text, sweeps=by_hydra or key in several) for key, word in named]
 
 
 def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:

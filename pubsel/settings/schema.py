@@ -154,18 +154,16 @@ def lists(schema: Any) -> set[str]:
     return {f.name for f in fields(schema) if any(get_origin(t) is list for t in (f.type, *get_args(f.type)))}
 
 
-@cache
-def texts(schema: Any, prefix: str = "") -> frozenset[str]:
+def texts(schema: Any, prefix: str = "") -> set[str]:
     """Return the dotted keys of a dataclass of settings whose values are texts, or lists of texts, and no numbers."""
     keys = set[str]()
     for f in fields(schema):
-        of_field: Any = f.type
-        kinds = {kind for kind in get_args(of_field) or (of_field,) if kind is not NoneType}
-        if dataclasses.is_dataclass(of_field):
-            keys |= texts(of_field, f"{prefix}{f.name}.")  # type: ignore[arg-type]
+        kinds = {kind for kind in get_args(f.type) or (f.type,) if kind is not NoneType}
+        if dataclasses.is_dataclass(f.type):
+            keys |= texts(f.type, f"{prefix}{f.name}.")
         elif kinds <= {str, list[str]}:
             keys.add(f"{prefix}{f.name}")
-    return frozenset(keys)
+    return keys
 
 
 def _siblings(schema: Any, key: str) -> dict[str, str]:
