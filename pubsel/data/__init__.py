@@ -635,7 +635,10 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
     else:
         raise UserError(refusal(path, tables.TABLES))
     parts, _, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
-    known = listed.classes, *_of_own(parts)
+
+    # constants, since mean and deviation of private images would be a release of them
+    half = (0.5,) * parts.train.x.shape[1]
+    known = listed.classes, "auc" if parts.train.y.ndim == 2 else "accuracy", half, half
     return Source(
         parts.train,
         parts.test,
@@ -647,13 +650,6 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
         groups=parts.groups,
         findings=findings,
     )
-
-
-def _of_own(parts: Parts) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
-    """Return metric, mean and std of a user's data: constants, since mean and deviation of private images would be a
-    release of them."""
-    half = (0.5,) * parts.train.x.shape[1]
-    return "auc" if parts.train.y.ndim == 2 else "accuracy", half, half
 
 
 def _source(

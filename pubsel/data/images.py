@@ -256,7 +256,10 @@ class _image:
             if isinstance(self.path, Path):
                 plain(self.path)
             self.file: IO[bytes] = self.path.open("rb")
-            self.image = dicom(self.file) if Path(self.path.name).suffix.lower() in DICOM else _open(self.file)
+            with warnings.catch_warnings():  # about a large image, in two lines
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                is_dicom = Path(self.path.name).suffix.lower() in DICOM
+                self.image = dicom(self.file) if is_dicom else Image.open(self.file)
             return self.image
         except Exception as error:
             raise _explained(self.path, error) from None
@@ -266,13 +269,6 @@ class _image:
         self.file.close()
         if isinstance(error, CORRUPT) and not isinstance(error, UserError):
             raise _explained(self.path, error) from None
-
-
-def _open(file: IO[bytes]) -> Image.Image:
-    """Return an image that is not decoded yet, without Pillow's two lines of warning about a large one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        return Image.open(file)
 
 
 def dicom(file: IO[bytes]) -> Image.Image:

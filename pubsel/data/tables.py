@@ -47,7 +47,9 @@ def list_table(table: Path, unit: str | None, read: Read, pixels: bool) -> Liste
         raise UsageError(f"pair.unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
     side, about_split = _side(table, rows, read.split, {path, label, unit})
     used = {path, label, unit, side}
-    findings = [*about_split, *_unused(table, [column for column in columns if column not in used])]
+    findings = [*about_split]
+    if unused := [column for column in columns if column not in used]:
+        findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
     # an example is a row; one that repeats another adds nothing
     empty = next((i for i, row in enumerate(rows, start=1) if not row[path].strip()), None)
@@ -162,13 +164,6 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
         text = f"{table.name}: column {folds[0]} numbers parts, and none is named as the test part"
         return None, (Finding("split", ERROR, text, "add a column split with train and test, or give split=none"),)
     return (of_sides[0] if of_sides else None), ()
-
-
-def _unused(table: Path, columns: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the finding on columns that are not used."""
-    if not columns:
-        return ()
-    return (Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(columns, 10)}"),)
 
 
 class Words(NamedTuple):
