@@ -163,7 +163,9 @@ def _select(
         "candidates": sorted(candidates),
         "private_examples": n,
         "margin": None,
-        "privacy": accountant.measurement_statement("The name of the chosen set is", spend, settings.secure_noise, n),
+        "privacy": accountant.measurement_statement(
+            "The name of the chosen set is", spend, settings.secure_noise, n, distinct=is_path(settings.private)
+        ),
     }
     if features:
         shown["privacy"]["not_covered"].append(coverage.ROUNDED)
@@ -202,7 +204,9 @@ def _rank(
         weights = tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), spending)
         measure = partial(distance.release, source=secret)
-        privacy = accountant.measurement_statement("All its distances together are", plan, settings.secure_noise, n)
+        privacy = accountant.measurement_statement(
+            "All its distances together are", plan, settings.secure_noise, n, distinct=is_path(settings.private)
+        )
         statement |= {"privacy": privacy}
 
     # the rest of the time is that of the private side

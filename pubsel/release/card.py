@@ -42,7 +42,8 @@ class Statement:
     facts: config.json (`release.classifier.facts_of`, without paths, and what `release.bundle` adds); parts: the
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
     them, None without a guarantee; examples, units: how many private ones, and how many are protected, each by itself,
-    both treated as public; unit: what distinguishes people if these are the units; against: why the model should
+    both treated as public; unit: what distinguishes people if these are the units; adjacency: which data sets are
+    neighbours; against: why the model should
     not be given away, empty if nothing is against it; quality: what was measured with noise on held-out examples
     (`quality_of`), None if nothing was.
     """
@@ -56,6 +57,7 @@ class Statement:
     examples: int
     units: int
     unit: str | None
+    adjacency: str
     private: str
     public: str | None
     candidates: tuple[str, ...]
@@ -84,6 +86,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
         examples=int(record["private_examples"]),
         units=int(record.get("private_units") or record["private_examples"]),
         unit=privacy.get("unit"),
+        adjacency=privacy.get("adjacency") or neighbours(privacy.get("unit")),
         private="private images, which their owner does not name" if is_path(record["private"]) else record["private"],
         public=None if record["public"] is None else _named(_public(record), record["private"]),
         candidates=tuple(_named(candidate, record["private"]) for candidate in candidates),
@@ -285,7 +288,7 @@ def config(statement: Statement) -> dict[str, Any]:
         "epsilon": statement.epsilon,
         "delta": statement.delta,
         "unit": "one person with all their training examples" if statement.unit else "one training example",
-        "adjacency": neighbours(statement.unit),
+        "adjacency": statement.adjacency,
         "against": list(statement.against),
     }
     measured = {"quality": statement.quality} if statement.quality else {}

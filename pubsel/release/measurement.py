@@ -24,6 +24,7 @@ from pubsel.privacy.people import weights_of
 from pubsel.release import quality
 from pubsel.release.classifier import labels_of
 from pubsel.release.quality import Answered, Estimate, Released, Steps
+from pubsel.settings.identity import is_path
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once
 
@@ -148,7 +149,9 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
     what = "The measured quality is, for the held-out examples,"
     if unit:
         what = f"The measured quality is, for a held-out person with all their examples (those with one {unit}),"
-    privacy = accountant.measurement_statement(what, plan, cell.budget.secure_noise, n, sensitivity, "held-out", unit)
+    privacy = accountant.measurement_statement(
+        what, plan, cell.budget.secure_noise, n, sensitivity, "held-out", unit, is_path(cell.inputs.pair.private)
+    )
     return {
         "table": "histograms" if counts.ndim == 3 else "confusion",
         **{name: value.tolist() for name, value in kept.items() if name != "n"},

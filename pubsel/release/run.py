@@ -355,6 +355,7 @@ def _described(
         chosen and chosen + by_histogram,
         examples=task.units,
         unit=pair.unit,
+        distinct=is_path(pair.private),
     )
     of_features = public == POOL or (chosen and by_features(cell.select))
     if of_features and "not_covered" in privacy:
