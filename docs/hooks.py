@@ -13,6 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from pubsel.cli import SCHEMAS
+from pubsel.data.findings import NAMES
 from pubsel.records import RECORD
 from pubsel.settings import CONF, compose, explain
 from pubsel.settings.datasets import dataset_info, dataset_names
@@ -74,6 +75,7 @@ def generated() -> dict[str, str]:
         "reference/algorithms.md": methods("algorithm", "Algorithms"),
         "reference/distances.md": methods("distance", "Distances"),
         "reference/datasets.md": named_datasets(),
+        "reference/findings.md": findings(),
         "reference/options.md": options(),
         "reference/record.md": record(),
         **api(),
@@ -234,6 +236,13 @@ def _method(group: str, target: str, options: dict[str, dict[str, Any]]) -> Iter
 
 
 # What conf/ names
+
+
+def findings() -> str:
+    """Return the page of the findings on data."""
+    rows = [f"| `{name}` | {about} |" for name, about in NAMES.items()]
+    lead = "What may be wrong with data, by the name that `accept=[NAME]` takes ([Your own data](../data.md))."
+    return "\n".join(["# Findings", "", lead, "", "| name | what was met |", "|---|---|", *rows, ""])
 
 
 def named_datasets() -> str:

@@ -1,8 +1,10 @@
 """What comes through the door: files and tables as people have them, read as they mean them, or refused in words."""
 
+import ast
 import json
 import shutil
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pydicom
@@ -13,7 +15,7 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
 from pubsel.cli import main
-from pubsel.data import load, open_dataset
+from pubsel.data import findings, load, open_dataset
 from pubsel.data.given import as_input
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Convert, Fold, Pair, Read
@@ -231,6 +233,43 @@ def test_damaged_files_are_named_at_once_and_may_be_left_out(tmp_path):
         file.write_bytes(b"")
     with pytest.raises(UserError, match=r"no image of a class can be read: c1"):
         task_of(path, tmp_path / "root", skip=True)
+
+
+def test_what_is_said_of_images(tmp_path):
+    """Of one value, with several frames, and a table next to images without classes."""
+    path = folder(tmp_path / "f", n=60)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(path / "c0" / "black.png")
+    frames = [picture(i) for i in (70, 71)]
+    frames[0].save(path / "c1" / "frames.tif", save_all=True, append_images=frames[1:])
+    of_images = named(task_of(path))
+    assert of_images["black"].text == "f: 1 images have a single value, such as all black: black.png"
+    assert "1 files have several pages or frames" in of_images["frames"].text
+    flat = table(tmp_path / "t", lambda i: Y[i] % 2, name="metadata.csv").parent
+    assert f"give {flat / 'metadata.csv'}" in named(open_dataset(str(flat), "", False))["table"].remedy
+
+
+def test_each_finding_is_in_the_reference():
+    root = Path(findings.__file__).parent
+    used = {
+        node.args[0].value
+        for file in root.glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") == "Finding"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert used == set(findings.NAMES)
+    assert used > findings.FINAL
+
+
+@pytest.mark.parametrize("name", ["x.npy", "my.zip", "x.h5", "notes.docx"])
+def test_a_file_of_another_type_is_no_damaged_one(tmp_path, name, capsys):
+    (tmp_path / name).write_bytes(b"anything")
+    assert main(["data", "check", str(tmp_path / name)]) == 1
+    err = capsys.readouterr().err
+    assert "is not read" in err
+    assert "corrupt" not in err
+    assert "delete" not in err
 
 
 def test_a_path_without_its_dot_is_told_from_a_named_set(tmp_path, monkeypatch, capsys):

@@ -163,9 +163,7 @@ def _select(
         "candidates": sorted(candidates),
         "private_examples": n,
         "margin": None,
-        "privacy": accountant.measurement_statement(
-            "The name of the chosen set is", spend, settings.secure_noise, n, distinct=is_path(settings.private)
-        ),
+        "privacy": accountant.measurement_statement("The name of the chosen set is", spend, settings.secure_noise, n),
     }
     if features:
         shown["privacy"]["not_covered"].append(coverage.ROUNDED)
@@ -204,9 +202,7 @@ def _rank(
         weights = tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), spending)
         measure = partial(distance.release, source=secret)
-        privacy = accountant.measurement_statement(
-            "All its distances together are", plan, settings.secure_noise, n, distinct=is_path(settings.private)
-        )
+        privacy = accountant.measurement_statement("All its distances together are", plan, settings.secure_noise, n)
         statement |= {"privacy": privacy}
 
     # the rest of the time is that of the private side

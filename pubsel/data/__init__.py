@@ -628,12 +628,12 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
     suffix = path.suffix.lower()
     if path.is_dir():
         listed = folders.list_folder(path, unit, read, pixels)
-    elif suffix in tables.TABLES:
+    elif suffix in folders.TABLES:
         listed = tables.list_table(path, unit, read, pixels)
     elif suffix == ".npz":
         listed = prepared.listed_arrays(path, unit)
     else:
-        raise UserError(refusal(path, tables.TABLES))
+        raise UserError(refusal(path, folders.TABLES))
     parts, _, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
 
     # constants, since mean and deviation of private images would be a release of them

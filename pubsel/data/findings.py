@@ -37,6 +37,7 @@ NAMES = {
     "few": "classes, or labels, with few training images",
     "split": "a column that may be the split",
     "columns": "columns of a table that are not used",
+    "table": "a table next to images without classes, which may have their labels",
 }
 
 FINAL = {"nobody", "one"}  # without an owner, or with one class, nothing can be protected or learned

@@ -24,6 +24,7 @@ from pubsel.settings.keys import Read
 TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # held out where nobody gives a test part
+TABLES = (".csv", ".tsv", ".parquet")
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 
 
@@ -114,7 +115,8 @@ def layout(folder: Path, people: bool = False) -> Layout:
 
 
 def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the finding on folders next to class folders that have no image to read: their class would be missing."""
+    """Return the findings on what lies next to class folders, or in their place: folders without an image that is read,
+    whose class would be missing, a table, hidden folders."""
     others = sorted(path for path in train.iterdir() if path.is_dir() and path.name not in classes)
     lost = [path for path in others if not hidden(path.name) and (train != folder or path.name.lower() not in PARTS)]
     findings = []
@@ -124,6 +126,11 @@ def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, .
         text = f"{folder.name}: {len(lost)} class folders without images that are read: {first_of(why, NAMED)}"
         remedy = "move images to <class>/*, convert them, or remove these folders"
         findings.append(Finding("class_lost", ERROR, text, remedy))
+    beside = [path.name for path in train.iterdir() if path.suffix.lower() in TABLES]
+    if beside and not classes:
+        text = f"{folder.name}: {beside[0]} lies next to images without classes"
+        remedy = f"if it has their labels, give {train / beside[0]}"
+        findings.append(Finding("table", WARNING, text, remedy))
     concealed = [path.name for path in others if hidden(path.name) and any(_images_below(path))]
     if concealed:
         text = f"{folder.name}: hidden folders are no classes and are not read: {first_of(concealed, NAMED)}"

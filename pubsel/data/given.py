@@ -83,7 +83,7 @@ def at_path(name: str | Path) -> Given:
         if not files:
             raise UserError(f"{name}: no images in this folder: expected png, jpg, ... files")
         return Given(len(files), lambda: ((str(file), file) for file in files), lambda: files)
-    if path.suffix.lower() in tables.TABLES:
+    if path.suffix.lower() in folders.TABLES:
         rows = tables.rows_in(path)
         column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, None)
         listed = [(row[column], tables.located(path.parent, row[column])) for row in rows]

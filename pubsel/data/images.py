@@ -93,18 +93,21 @@ def alike(source: Path, paths: Sequence[Path], read: Read, pixels: bool) -> Imag
     findings = [*_of_heads(source, heads, shape)]
 
     # Each image is hashed as it was decoded: the same image may be there at another size.
-    values, lock = list[tuple[int, int]](), threading.Lock()
+    values, flat, lock = list[tuple[int, int]](), list[Path](), threading.Lock()
 
     def image(i: int) -> tuple[Tensor, int | None]:
         decoded, spans = upright(paths[i], read.bits)
-        if spans:
-            with lock:
-                values.append(spans)
+        with lock:
+            values.extend([spans] if spans else [])
+            flat.extend([paths[i]] if decoded.min() == decoded.max() else [])
         before = decoded.transpose(2, 0, 1)  # [1 or 3, height, width]
         x = to_shape(torch.from_numpy(np.ascontiguousarray(before))[None], shape)[0]
         return x, of_pixels(before) if before.shape != shape else None
 
     def of_values() -> tuple[Finding, ...]:
+        if flat:
+            text = f"{source.name}: {len(flat)} images have a single value, such as all black: {min(flat).name}"
+            findings.append(Finding("black", WARNING, text))
         narrow = sum(high - low < NARROW for low, high in values)
         if read.bits is not None or narrow < MOST * len(values) or not values:
             return tuple(findings)

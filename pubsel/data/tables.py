@@ -22,7 +22,6 @@ from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Fold, Read
 
-TABLES = (".csv", ".tsv", ".parquet")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 SPLITS = ("split", "set", "subset", "partition")

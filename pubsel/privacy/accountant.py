@@ -380,12 +380,11 @@ def statement(
     *,
     examples: int,
     unit: str | None = None,
-    distinct: bool = False,
 ) -> dict[str, Any]:
     """Return the `privacy` of a record: the full guarantee, and what it does not cover. training None: no guarantee.
     before: releases before training, whose epsilon and delta are added. selected: the thing that one of them chooses,
     such as the public set. examples: the number of private examples; with a `unit`, that of people, each with all
-    examples that share a value of it. distinct: as in `neighbours`."""
+    examples that share a value of it."""
     if training is None:
         return {"valid": False, "epsilon": None, "statement": "No privacy: trained without noise."}
 
@@ -419,7 +418,7 @@ def statement(
         "epsilon": total.epsilon,
         "claimed_epsilon": total.claimed_epsilon,
         "delta": total.delta,
-        "adjacency": neighbours(unit, distinct=distinct),
+        "adjacency": neighbours(unit),
         "sampling": "full batch" if total.rate == 1 else "Poisson",
         "sampling_rate": total.rate,
         "steps": total.steps,
@@ -478,11 +477,9 @@ def measurement_statement(
     sensitivity: float = 1.0,
     kind: str = "training",
     unit: str | None = None,
-    distinct: bool = False,
 ) -> dict[str, Any]:
     """Return the `privacy` of a record of a private measurement. what: the subject of its sentence, such as "The choice
-    is". examples: the number of private examples of this kind; with a `unit`, that of people.
-    distinct: as in `neighbours`."""
+    is". examples: the number of private examples of this kind; with a `unit`, that of people."""
     not_covered = [
         "the choice of settings, candidates and seeds",
         "what is treated as public: the number of private examples, their shape, the number and names of their "
@@ -503,7 +500,7 @@ def measurement_statement(
         "valid": True,
         **weak,
         **plan._asdict(),
-        "adjacency": neighbours(unit, kind, distinct),
+        "adjacency": neighbours(unit, kind),
         "sampling": "all examples" if plan.rate == 1 else "Poisson",
         "sensitivity": sensitivity,
         "noise_source": "operating system" if secure else "seeded",

@@ -48,6 +48,7 @@ from pubsel.training.once import Prepared, prepare, released_once, solve, traini
 from pubsel.training.pooled import from_pool
 
 UNFINISHED = ("checkpoint.pt", "histogram.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
+DIVERGED = 2  # times the loss of answers by chance, above which a training has diverged
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
 
@@ -264,11 +265,14 @@ def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tup
     checkpoint = cell.folder / "checkpoint.pt"
     job = Job(cell.algorithm, plan, noise_multiplier, cell.training, cell.name, checkpoint)
     with parallel.processes() as processes:
-        return spend, fit(prepared.trains, prepared.task, job, secret, _shown(before), processes=processes)
+        report = _shown(before, prepared.task)
+        return spend, fit(prepared.trains, prepared.task, job, secret, report, processes=processes)
 
 
-def _shown(before: Before) -> Callable[[Progress], None]:
-    """Return what prints a line of progress, at most one a second."""
+def _shown(before: Before, task: Task) -> Callable[[Progress], None]:
+    """Return what prints a line of progress, at most one a second, and at the end whether training diverged: its loss
+    is finite, and far above that of chance."""
+    chance = math.log(2 if task.private.y.dim() == 2 else task.classes)
     plan, spend, last = before.plan, before.spend, time.monotonic()
 
     def report(now: Progress) -> None:
@@ -289,6 +293,11 @@ def _shown(before: Before) -> Callable[[Progress], None]:
                 used = f"  epsilon {min(of_training, spend.epsilon) + before.epsilon:.3f}"
 
         say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
+        if now.step == now.steps and now.loss > DIVERGED * chance:
+            say(
+                f"  warning: the training diverged: its loss {now.loss:.3g} is more than {DIVERGED} times that of "
+                f"chance, {chance:.3g}: lower training.learning_rate"
+            )
 
     return report
 
@@ -355,8 +364,9 @@ def _described(
         chosen and chosen + by_histogram,
         examples=task.units,
         unit=pair.unit,
-        distinct=is_path(pair.private),
     )
+    if "adjacency" in privacy:
+        privacy["adjacency"] = accountant.neighbours(pair.unit, distinct=is_path(pair.private))
     of_features = public == POOL or (chosen and by_features(cell.select))
     if of_features and "not_covered" in privacy:
         privacy["not_covered"].append(coverage.ROUNDED)
