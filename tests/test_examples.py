@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pubsel.data import load, open_dataset
-from pubsel.data.examples import drawn, folded, people_of, unit_of
-from pubsel.messages import UsageError, UserError
-from pubsel.settings.keys import Convert, Pair, Read, Take
+from pubsel.data.examples import Role, drawn, examples_of, folded, people_of, take_public, unit_of
+from pubsel.data.overlap import Digests
+from pubsel.messages import UserError
+from pubsel.settings.keys import Convert, Overlap, Pair, Read, Take
 
 SETTINGS = settings(
     max_examples=40,
@@ -51,7 +53,7 @@ KEYS = st.fixed_dictionaries(
         "validation": st.sampled_from([0.0, 0.3]),
         "private_share": st.sampled_from([1.0, 0.6]),
         "seed": st.integers(0, 3),
-        "public": st.sampled_from([None, "other", "own"]),
+        "public": st.sampled_from([None, "other", "own share", "own m", "own test", "own shots"]),
     }
 )
 
@@ -66,8 +68,11 @@ def test_without_one_unit_nobody_else_moves(tmp_path, rows, keys, sides):
     pair |= {"public": None, "m": 1}
     if keys["public"] == "other":
         pair |= {"public": other, "m": 12}
-    if keys["public"] == "own":
-        pair |= {"public": str(tmp_path / "own.npz"), "take": Take.train, "public_share": 0.3, "m": None}
+    if str(keys["public"]).startswith("own"):
+        amount = {"share": {"public_share": 0.3, "m": None}, "m": {"m": 4}, "shots": {"shots": 2, "m": None}}
+        how = keys["public"].removeprefix("own ")
+        changes = {"m": 2} if how == "test" else amount[how] | {"take": Take.train}
+        pair |= {"public": str(tmp_path / "own.npz")} | changes
 
     def sides_of(some):
         path = write(tmp_path / "own.npz", some, sides)
@@ -81,7 +86,11 @@ def test_without_one_unit_nobody_else_moves(tmp_path, rows, keys, sides):
 
     # every image says whose it is, or is itself the unit
     by_person = keys["unit"] is not None
-    for unit in sorted({row[2] if by_person else row[0] for row in rows}):
+    units = sorted({row[2] if by_person else row[0] for row in rows})
+    if str(keys["public"]).startswith("own"):  # who is public is not protected
+        public = set(whole["public"])
+        units = [unit for unit in units if not public & {row[0] for row in rows if row[2 if by_person else 0] == unit}]
+    for unit in units:
         rest = [row for row in rows if (row[2] if by_person else row[0]) != unit]
         try:
             left = sides_of(rest)
@@ -178,14 +187,27 @@ def test_an_image_with_two_labels_is_an_error_or_left_out(tmp_path):
     assert 3 not in roles(load(pair, "", False))["private"]
 
 
-def test_private_images_are_not_public_by_their_number(tmp_path):
+def test_public_examples_of_private_data_are_as_many_as_was_said(tmp_path):
     path = write(tmp_path / "own.npz", [(i, i % 2, i, i > 30) for i in range(60)])
-    for changes in ({"m": 5}, {"m": 5, "take": Take.train}, {"m": None, "take": Take.train, "shots": 2}):
-        with pytest.raises(UsageError, match=r"this is the private data: set .*pair.public_share"):
-            load(Pair(private=path, public=path, convert=Convert.resize, **changes), "", False)
     whole = open_dataset(path, "", False)
-    task = load(
-        Pair(private=path, public=path, m=None, convert=Convert.resize, take=Take.train, public_share=0.4), "", False
-    )
-    assert len(task.public.x) + len(task.private.x) == len(whole.train.x)
-    assert 0 < len(task.public.x) < len(task.private.x) * 2
+    for changes, m in (
+        ({"m": 5}, 5),
+        ({"m": 5, "take": Take.train}, 5),
+        ({"m": None, "take": Take.train, "shots": 2}, 4),
+        ({"m": None, "take": Take.train, "public_share": 0.4}, None),
+    ):
+        task = load(Pair(private=path, public=path, convert=Convert.resize, **changes), "", False)
+        assert len(task.public.x) == m or (m is None and 3 < len(task.public.x) < 25)
+        assert sum(map(len, (task.public.x, task.private.x, task.test.x))) == len(whole.train.x) + len(whole.test.x)
+
+
+def test_who_has_a_public_example_of_a_published_set_leaves():
+    """All that a person has leaves the part, whatever else it shows."""
+    y, content = torch.arange(12) % 2, Digests(np.arange(12), np.arange(12))
+    people = torch.arange(12) // 3
+    empty = Digests(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    table = examples_of("set", (y, y[:0]), (content, empty), (people, people[:0]), True)
+    table, findings = take_public(table, np.arange(12) == 4, Overlap.refuse)
+    assert table.has(Role.public).nonzero()[0].tolist() == [4]
+    assert table.has(Role.left_out).nonzero()[0].tolist() == [3, 5]
+    assert "2 other training images of people with public ones are left out" in findings[0].text

@@ -32,6 +32,7 @@ from pubsel.data.examples import (
     drawn,
     examples_of,
     hold_out,
+    in_hash_order,
     one_side,
     side,
     take_public,
@@ -190,18 +191,12 @@ def _with_public(
     pair: Pair, opened: Opened, table: Examples, how: Overlap, read: Reader
 ) -> tuple[Examples, "_Public | None", list[Finding], tuple[str, ...]]:
     """Return the table without the private examples that are public too, the public examples, findings and notes."""
-    sets, data_root = _sets(pair), read.data_root
+    sets = _sets(pair)
     if pair.public is not None and pair.take == Take.train:
         return _from_training(pair, opened, table, how, read)
     if not sets:
         return table, None, [], ()
 
-    # which of a user's own images are public may not depend on their number
-    if not table.published and any(same_examples(pair.private, name, data_root) for name in sets):
-        raise UsageError(
-            f"pair.public={pair.private}: this is the private data: set pair.take=train and pair.public_share, such as "
-            "0.1, and each example is public or not by itself"
-        )
     m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
     beside = Beside(opened.used.train, pair.convert, pair.private, opened, how)
     public = _combined(sets, m, key, beside, read)
@@ -232,11 +227,14 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     data_root = read.data_root
     opened = read._replace(unit=pair.unit, own=pair.read, pixels=pixels)(pair.private)
     of_public = Read(accept=pair.read.accept, skip=pair.read.skip)
-    read = read._replace(like=_image_shape(opened.images), opened=opened, own=of_public)
     _check_private(pair, opened.used)
 
-    # a published set stays as it is; a user's own images have one side each
-    published = _named(pair.private, data_root) is not None
+    # a published set stays as it is; a user's own images have one side each, whoever else is there
+    published, sets = _named(pair.private, data_root) is not None, _sets(pair)
+    if not published and any(same_examples(pair.private, name, data_root) for name in sets):
+        of_test = _table(opened, published).unit[len(opened.used.train.y) :]
+        opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
+    read = read._replace(like=_image_shape(opened.images), opened=opened, own=of_public)
     how = pair.overlap or (Overlap.refuse if published else Overlap.leave)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
@@ -256,7 +254,6 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         validation, held_out_people = side(source.train, table.has(Role.held_out)[~table.test], whose)
     test, _ = side(source.test, table.has(Role.test)[table.test])
 
-    sets = _sets(pair)
     same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     return Task(
         private,
@@ -344,20 +341,16 @@ def _from_training(
         raise UsageError(f"pair.take=train: {name} and {pair.private} share examples: take one of them as both")
     other = opened if same else read(name)
     drawn_rows = np.zeros(len(other.used.train.y), dtype=bool)
+    here = table.has(Role.private)[~table.test] if same else ~drawn_rows
+    y, places = other.used.train.y[torch.from_numpy(here)], np.flatnonzero(here)
+    order = None
     if same and not table.published:
-        # each unit by itself, or one more would make another one public
-        if pair.public_share is None:
-            raise UsageError(
-                f"pair.public={name}: this is the private data: set pair.public_share, and not m or shots, so that "
-                "each example is public or not by itself"
-            )
-        here = table.has(Role.private)[~table.test]
+        # in an order that no other unit changes: who is private decides nobody's side
+        order = in_hash_order(table.unit[~table.test][here], "public", pair.seed)
+    m = _as_many(pair, len(y))
+    drawn_rows[places[draw_indices(name, y, m, pair.shots, pair.seed, order).numpy()]] = True
+    if order is not None and pair.public_share is not None:  # about a share, each by itself
         drawn_rows = here & drawn(table.unit[~table.test], pair.public_share, "public", pair.seed)
-    else:
-        here = table.has(Role.private)[~table.test] if same else ~drawn_rows
-        y = other.used.train.y[torch.from_numpy(here)]
-        m = _as_many(pair, len(y))
-        drawn_rows[np.flatnonzero(here)[draw_indices(name, y, m, pair.shots, pair.seed).numpy()]] = True
     if not drawn_rows.any():
         raise UsageError(f"pair.public_share={pair.public_share}: no example of {name} would be public: raise it")
 

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel.data import overlap, stored
-from pubsel.data.examples import drawn
+from pubsel.data.examples import drawn, in_hash_order
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
 from pubsel.data.overlap import Digest, of_pixels
-from pubsel.data.splits import Files, Images, Listed, Parts, Split, Unreadable, in_order
+from pubsel.data.splits import Files, Images, Listed, Parts, Split, Unreadable, sorted_by_class
 from pubsel.files import (
     ProgressLine,
     digest,
@@ -195,13 +195,18 @@ def _order(this: Reading, rows: Rows) -> Order:
         many = int((test & rows.readable).sum())
         notes = (f"{Path(this.name).name}: {many} of {len(test)} images held out as the test set, by {by}",)
 
-    # the rows are put in order in place of the images
-    places = [torch.from_numpy(np.flatnonzero(part & rows.readable)) for part in (~test, test)]
-    (train, train_notes), (held, held_notes) = (
-        in_order(f"{this.name}: {part}", Split(at, listed.y[at]), listed.shuffle)
-        for part, at in zip(PARTS, places, strict=True)
-    )
-    return Order((train.x, held.x), (train.y, held.y), notes + train_notes + held_notes)
+    # a part in the order of a class is brought into that of hashes, in which no example depends on another
+    orders = list[Tensor]()
+    for part, which in zip(PARTS, (~test, test), strict=True):
+        at = np.flatnonzero(which & rows.readable)
+        by_class = sorted_by_class(listed.y[torch.from_numpy(at)])
+        if by_class or listed.shuffle:
+            at = at[in_hash_order(rows.shaped[at], "order")]
+            was = " was sorted by class," * by_class
+            notes += (f"{this.name}: {part}{was} shuffled by content",)
+        orders.append(torch.from_numpy(at))
+    train, held = orders
+    return Order((train, held), (listed.y[train], listed.y[held]), notes)
 
 
 # Reading

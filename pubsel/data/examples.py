@@ -146,14 +146,26 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
     return np.array([unit_of(names[key]) for key in keys], dtype=np.int64), tuple(findings)
 
 
-def drawn(unit: Ints, share: float, purpose: str, seed: int = 0) -> Bools:
-    """Return which of n units are drawn for a purpose, about a share of them: bool [n]. The unit's own number, the
-    purpose and the seed decide: no other unit moves it, and draws for two purposes are independent."""
+def hashes(unit: Ints, purpose: str, seed: int = 0) -> NDArray[np.uint64]:
+    """Return a number of 64 bits for each of n units, uint64 [n], as if drawn at random for a purpose: the unit's own
+    number, the purpose and the seed decide it, and no other unit. Two purposes are independent."""
     salt = hashlib.blake2b(f"{purpose} {seed}".encode(), digest_size=hashlib.blake2b.SALT_SIZE).digest()
     each, places = np.unique(unit, return_inverse=True)
     values = (hashlib.blake2b(int(value).to_bytes(8, signed=True), digest_size=8, salt=salt) for value in each)
-    chosen = np.array([int.from_bytes(value.digest()) < share * 2**64 for value in values], dtype=bool)
-    return chosen[places]
+    return np.array([int.from_bytes(value.digest()) for value in values], dtype=np.uint64)[places]
+
+
+def drawn(unit: Ints, share: float, purpose: str, seed: int = 0) -> Bools:
+    """Return which of n units are drawn for a purpose, about a share of them: bool [n], each by its own number."""
+    if share >= 1:
+        return np.ones(len(unit), dtype=bool)
+    return hashes(unit, purpose, seed) < np.uint64(share * 2**64)
+
+
+def in_hash_order(unit: Ints, purpose: str, seed: int = 0) -> Ints:
+    """Return the places of n units in the order of their hashes, int64 [n]: one more or one fewer changes no order
+    among the others, and the first m are the same unless it is one of them."""
+    return np.argsort(hashes(unit, purpose, seed), kind="stable")
 
 
 # Rules

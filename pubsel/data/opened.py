@@ -64,8 +64,16 @@ class Opened(NamedTuple):
         """Return the data set without some examples. train, test: bool [n], those that leave each part."""
         if not (train.any() or test.any()):
             return self
-        images = _rest(self.images, ~train, ~test)
-        used = images if self.used is self.images else _rest(self.used, ~train, ~test)
+        return self._at(np.flatnonzero(~train), np.flatnonzero(~test))
+
+    def in_order(self, test: np.ndarray) -> "Opened":
+        """Return the data set with its test part in another order. test: int64 [n], places."""
+        return self._at(np.arange(len(self.used.train.y)), test)
+
+    def _at(self, train: np.ndarray, test: np.ndarray) -> "Opened":
+        """Return the data set with the examples at some places of each part."""
+        images = _rest(self.images, train, test)
+        used = images if self.used is self.images else _rest(self.used, train, test)
         return Opened(self.name, images, used)
 
     def first(self, m: int) -> "Opened":
@@ -93,8 +101,8 @@ def _digests(source: Source, part: int, shape: tuple[int, ...]) -> Digests:
 
 
 def _rest(source: Source, train: np.ndarray, test: np.ndarray) -> Source:
-    """Return the source with some of its examples. train, test: bool [n]."""
-    places = [torch.from_numpy(np.flatnonzero(stays)) for stays in (train, test)]
+    """Return the source with some of its examples. train, test: int64 [n], their places in each part."""
+    places = [torch.from_numpy(train), torch.from_numpy(test)]
     splits = [Split(s.x[at], s.y[at]) for s, at in zip((source.train, source.test), places, strict=True)]
 
     files = None

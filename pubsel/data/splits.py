@@ -217,14 +217,19 @@ def in_a_row(groups: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
     return chosen[groups[chosen].argsort(stable=True)], sizes
 
 
-def draw_indices(name: str, y: Tensor, m: int, shots: int | None, seed: int) -> Tensor:
+def draw_indices(
+    name: str, y: Tensor, m: int, shots: int | None, seed: int, places: np.ndarray | None = None
+) -> Tensor:
     """Return indices [m], ascending, of a random draw that follows from a seed: `shots` of each class of y [n], or m of
-    all if it is None.
+    all if it is None. places: the random order of all [n], which they are drawn in, where it does not follow from the
+    seed and n.
 
     UsageError if there are fewer.
     """
     # even seeds draw public examples, odd ones the held-out share (`_part`): the two draws stay independent
     order = torch.from_numpy(np.random.RandomState((SEED + 2 * seed) % SEEDS).permutation(len(y)))
+    if places is not None:
+        order = torch.from_numpy(places)
     if shots is None:
         if m > len(y):
             raise UsageError(
