@@ -479,9 +479,10 @@ def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(t
     monkeypatch.chdir(tmp_path)
     words = (
         "run model=pixels distance=none threads=1 download=false pair.take=train pair.m=20 pair.private=tiny.npz "
-        "pair.public=tiny.npz training=adamix"
+        "pair.public=other.npz training=adamix"
     ).split()
     digests = {"only_public": set(), "ngd": set()}
+    images("other.npz", 3)
     for seed in (1, 2):
         images("tiny.npz", seed)
         for name, found in digests.items():

@@ -161,11 +161,13 @@ def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
     of_command, calls[:] = [call for call in calls if (call[0], call[4]) != ("noisy_mean", REHEARSED)], []
     record = json.loads(next(Path("results").glob("runs/*/result.json")).read_text())
 
-    # The audit's own data has as many examples, all of which are held out but the first 360.
+    # The audit's own data has as many examples, all of which are held out but the first n.
+    n = record["private_examples"]
+    assert n + record["quality"]["examples"] == 400
     images, labels = torch.randn(400, whole.FEATURES), torch.arange(400) % CLASSES
-    split = [whole.Split(images[part], labels[part]) for part in (slice(360), slice(360, None))]
+    split = [whole.Split(images[part], labels[part]) for part in (slice(n), slice(n, None))]
     candidates = {"near": split[1], "far": split[1]}
-    program = fitted(tmp_path, 360, EPSILON, DELTA, CHOICE)
+    program = fitted(tmp_path, n, EPSILON, DELTA, CHOICE)
     program.release(whole.Data(*split, candidates, CLASSES, 1, None, None))
     assert of_command == calls
     assert [name for name, *_ in calls] == ["select", *["noisy_mean"] * 30, "release"]

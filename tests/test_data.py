@@ -651,7 +651,7 @@ def test_public_and_private_the_same(tmp_path):
 def test_sorted_labels_are_shuffled(tmp_path):
     arrays = npz(tmp_path / "a.npz", test=40, test_labels=np.repeat([0, 1], 20))
     source = open_dataset(str(tmp_path / "a.npz"), ".", False)
-    assert source.notes == (f"{tmp_path / 'a.npz'}: test was sorted by class, shuffled with seed 0",)
+    assert source.notes == (f"{tmp_path / 'a.npz'}: test was sorted by class, shuffled by content",)
     order = np.random.RandomState(0).permutation(40)
     assert (source.test.x[:, 0].numpy() == arrays["test_images"][order]).all()
     assert set(source.test.y[:8].tolist()) == {0, 1}
@@ -775,7 +775,7 @@ def test_flat_folder_is_public_data(tmp_path):
     task = load(pair("digits", tmp_path / "photographs", m=9), ".", False)
     assert task.public.x.shape == (9, 1, 8, 8)
     assert (task.public.y == 0).all()
-    assert any("shuffled with seed 0" in note for note in task.notes)
+    assert any("shuffled by content" in note for note in task.notes)
 
 
 def test_folder_errors(tmp_path):

@@ -12,7 +12,6 @@ import zlib
 import numpy as np
 import psutil
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from PIL import Image
 
 from pubsel.cli import main
@@ -181,14 +180,6 @@ def test_a_path_with_odd_characters_works_as_the_message_says(tmp_path, name, ca
         assert word != plain
         assert main(["data", "check", word]) == 0
     assert at in capsys.readouterr().out
-
-
-def test_a_list_of_paths_is_quoted_one_by_one(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["rank", "private=digits", "public=[./a=b,./c d]"]) == 2
-    (word,) = shlex.split(capsys.readouterr().err.partition("both kinds of quotes, ")[2])
-    assert word == 'public=["./a=b","./c d"]'
-    assert OverridesParser.create().parse_override(word).value() == ["./a=b", "./c d"]
 
 
 # Archives and images that would fill memory

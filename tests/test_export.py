@@ -36,7 +36,7 @@ from pubsel.release.bundle import without_paths, write
 from pubsel.settings.keys import ExportConfig, Format
 from tests.forked import Command
 from tests.made import interrupted, write_npz
-from tests.test_report import CONTRAST, Page, browser, complaints, opened
+from tests.test_report import CONTRAST, Page, browser, opened
 
 __all__ = ["browser"]  # a fixture
 
@@ -627,7 +627,6 @@ def test_the_page_can_be_read_in_a_browser_and_prints_on_one_sheet(browser, fold
         contrasts = browser.execute_script(CONTRAST)
         assert contrasts["least"] >= 4.5, contrasts
         assert (contrasts["page"] < 0.1) == (scheme == "dark")
-        assert complaints(browser) == []
         paper = {"preferCSSPageSize": True, "printBackground": True}
         printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", paper)["data"])
         assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1, folder

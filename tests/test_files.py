@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from pubsel import files, records
-from pubsel.data import folders, open_dataset, prepared
+from pubsel.data import folders, images, open_dataset, prepared
 from pubsel.data.embeddings import Shard, open_embeddings
 from pubsel.data.given import given
 from pubsel.data.ham10000 import read_metadata
@@ -137,7 +137,7 @@ def test_other_errors_meet_no_limit() -> None:
 
 FETCHED = SimpleNamespace(options={"files": ["MNIST/raw/t10k-images"]})
 READERS = {
-    "a/x.png": lambda path: folders.read_images([path], (3, 8, 8)),
+    "a/x.png": lambda path: images.read_images([path], (3, 8, 8)),
     "mine.npz": lambda path: open_dataset(str(path), str(path.parent), False),
     "mine.csv": lambda path: folders.rows_of(path, ["path"]),
     "pool/a.npy": lambda path: open_embeddings(str(path.parent)),
@@ -169,7 +169,7 @@ def read_with_no_file_left(folder: Path) -> None:
         lambda: prepared.arrays_of(folder / "a.npz", ("x",)),
         lambda: prepared.array_stream(folder / "a.npz", "x"),
         lambda: Shard(folder / "a.npy", 3, 2).rows(np.arange(1)),
-        lambda: folders.read_images([folder / "a.png"], (1, 8, 8)),
+        lambda: images.read_images([folder / "a.png"], (1, 8, 8)),
         lambda: read_facts(folder / "model.json"),
         lambda: folders.rows_of(folder / "rows.csv", ["path"]),
         lambda: load_weights(torch.nn.Linear(1, 1), folder / "model.json", None, "checkpoint"),

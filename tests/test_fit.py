@@ -19,7 +19,7 @@ from pubsel.data.overlap import Digests, by_content, rows
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import Secret, Source, SystemEntropy
 from pubsel.settings.compose import composed
-from pubsel.settings.keys import FitConfig
+from pubsel.settings.keys import FitConfig, Read
 from pubsel.settings.schema import check
 from tests.made import only_record
 
@@ -127,8 +127,20 @@ def test_a_folder_becomes_a_model_under_one_guarantee(release):
     assert record["utility"] > 0.8
 
 
-def test_labels_of_public_folders_with_the_same_class_names_are_used(release):
-    assert only_record("results")["derived"]["public_labels"] is True
+def test_labels_of_public_folders_with_the_same_class_names_are_used_if_their_owner_says_so(release, capsys):
+    assert only_record("results")["derived"]["public_labels"] is False
+    for words, said in (
+        (
+            (),
+            "public labels: not used; ./same has classes of the same names: if they mean the same, set public_labels=",
+        ),
+        (("public_labels=given",), "public labels: used, as those of your classes in this order: cat, dog"),
+        (("public_labels=none",), ""),
+    ):
+        lines, _ = fitted(capsys, "dry=true", *words)
+        text = "\n".join(lines)
+        assert said in text
+        assert ("public labels" in text) == bool(said)
 
 
 def test_examples_of_a_pool_are_chosen_under_the_same_guarantee(home, capsys):
@@ -259,7 +271,7 @@ SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/ca
         *[([f"features={name}"], f"features={name}: take one of clip_rn50,") for name in NOT_FEATURES],
         (["features=no_such"], "features=no_such: take one of clip_rn50,"),
         (["keep=maybe"], "keep: "),
-        (["held_out=0.001"], "held_out=0.001: of 483 images none would be measured: take a larger share"),
+        (["held_out=0.001"], " private examples would be held out; on one side are no examples: take another share"),
         (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
         (["private=./flat"], "private=./flat: one class only"),
         (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
@@ -312,11 +324,18 @@ def test_each_setting_reaches_the_run_and_changes_nothing_else():
         with composed("run", fit.words(settings, "pixels", fit.divided(settings))) as values:
             return leaves(OmegaConf.to_container(values))
 
-    others = {"to", "format", "dry", "keep", "features", "pool"}
+    others = {"to", "format", "dry", "keep", "features", "pool"} | {f.name for f in dataclasses.fields(Read)}
     assert REACH.keys() | others == {f.name for f in dataclasses.fields(FitConfig)}
     before = of_run()
     changed = {key: {path for path, _ in before ^ of_run(**{key: value})} for key, (value, _) in REACH.items()}
     assert changed == {key: set(paths.split()) for key, (_, paths) in REACH.items()}
+
+    # how files are read reaches the run in one group
+    of_reading = {"accept": "[conflict]", "skip": "true", "labels": "fold", "size": 9, "channels": 1, "bits": 12}
+    of_reading |= dict.fromkeys(("path", "label", "split"), "column")
+    assert of_reading.keys() == {f.name for f in dataclasses.fields(Read)}
+    for key, value in of_reading.items():
+        assert {path for path, _ in before ^ of_run(**{key: value})} == {f"pair.read.{key}"}
 
 
 def test_without_the_packages_of_onnx_nothing_is_spent(capsys, monkeypatch):
@@ -354,12 +373,12 @@ def test_images_that_are_there_more_than_once_leave_the_private_data_or_stay_tog
     fitted(capsys, *words, private=str(tmp_path / "mine"))
     record = only_record(tmp_path / "r")
     held = record["quality"]["examples"]
-    assert record["private_examples"] + held == 310  # and one for each of ten copies
+    assert record["private_examples"] + held == 300  # copies are one example
     assert record["test_examples"] == 60
-    assert {note for note in record["notes"] if "left the private data" in note} == {
-        f"{tmp_path}/mine: 3 training images that are test images too left the private data",
-        f"2 training images of {tmp_path}/mine that are public too left the private data",
-    }
+    notes = "\n".join(record["notes"])
+    assert "376 images are 363 different ones: copies are not counted again" in notes
+    assert "3 training images that are test images too left the private data" in notes
+    assert "2 training and 1 test images that are public too are left out" in notes
     assert 10 <= held <= 60
 
 

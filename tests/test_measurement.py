@@ -61,13 +61,15 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
     record = only_record()
     quality = record["quality"]
     assert list(quality["figures"]) == names
-    assert (quality["examples"], record["private_examples"]) == (200, 600)
+    n = quality["examples"]
+    assert n + record["private_examples"] == 800
+    assert 150 < n < 250
 
     estimate, low, high = quality["figures"][names[0]]
     assert low <= record["selection"]["validation"] <= high
     assert low <= estimate <= high
     if data == THREE:
-        assert abs(np.sum(quality["counts"]) - 200) < 5 * 3 * quality["deviation"]
+        assert abs(np.sum(quality["counts"]) - n) < 5 * 3 * quality["deviation"]
     privacy = quality["privacy"]
     assert privacy["noise_source"] == "seeded"
     assert measurement.ROUNDED in privacy["not_covered"]
@@ -287,10 +289,6 @@ def test_an_auc_of_two_classes_is_told_once(folder, capsys):
         (
             ["pair.validation=0"],
             "privacy.measure=true: measures on held-out private examples: give pair.validation=0.1",
-        ),
-        (
-            ["pair.overlap=drop"],
-            "privacy.measure=true: which held-out images are dropped would depend on training images",
         ),
         (["pair.validation=0.9", "privacy.delta=2e-3"], "privacy.delta=0.002 is above 1/n"),
         (["epsilon=inf"], "privacy.measure=true: needs a private algorithm and epsilon=NUMBER"),

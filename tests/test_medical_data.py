@@ -17,7 +17,7 @@ from PIL import Image
 
 from pubsel import data, files
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, Source, Split, folders, load, open_dataset, same_examples, stored
+from pubsel.data import Missing, Source, Split, images, load, open_dataset, same_examples, stored
 from pubsel.data.chestxray14 import FINDINGS
 from pubsel.data.chexpert import OBSERVATIONS
 from pubsel.data.splits import Listing, Unread
@@ -203,7 +203,7 @@ def test_an_image_that_the_system_cannot_read_is_not_skipped(tmp_path, small, mo
     def broken(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(folders, "fitted", broken)
+    monkeypatch.setattr(images, "fitted", broken)
     not_opened("chestxray14", tmp_path, r"00000003_000.png: cannot be read: Input/output error")
 
 
@@ -301,7 +301,7 @@ def test_a_corrected_table_is_noticed_and_an_unchanged_one_reads_no_image(tmp_pa
     first = open_dataset("chestxray14", str(tmp_path), False)
     new_process()
     with monkeypatch.context() as patch:
-        patch.setattr(folders, "fitted", lambda *_: pytest.fail("an image is read again"))
+        patch.setattr(images, "fitted", lambda *_: pytest.fail("an image is read again"))
         assert (open_dataset("chestxray14", str(tmp_path), False).train.y == first.train.y).all()
     table = folder / "Data_Entry_2017_v2020.csv"
     table.write_text(table.read_text().replace("Hernia", "Fibrosis"))
@@ -324,7 +324,7 @@ def test_another_shape_or_rule_is_kept_apart(tmp_path, changed):
 
 def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypatch):
     chestxray14(tmp_path)
-    fitted, seen = folders.fitted, []
+    fitted, seen = images.fitted, []
 
     def stopped(image, shape):
         seen.append(image)
@@ -332,11 +332,11 @@ def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypat
             raise KeyboardInterrupt
         return fitted(image, shape)
 
-    monkeypatch.setattr(folders, "fitted", stopped)
+    monkeypatch.setattr(images, "fitted", stopped)
     with pytest.raises(KeyboardInterrupt):
         open_dataset("chestxray14", str(tmp_path), False)
     assert kept(tmp_path) == []
-    monkeypatch.setattr(folders, "fitted", fitted)
+    monkeypatch.setattr(images, "fitted", fitted)
     folder = data.kept_folder("chestxray14", data.dataset_info("chestxray14"), tmp_path)
     left = folder.with_name(f".{folder.name}.0.part")  # as a killed process leaves it
     left.mkdir()
@@ -350,7 +350,7 @@ def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypat
 
 def test_two_at_once_read_each_image_once(tmp_path, small, monkeypatch, capsys):
     chestxray14(tmp_path)
-    fitted, seen, first, go = folders.fitted, [], threading.Event(), threading.Event()
+    fitted, seen, first, go = images.fitted, [], threading.Event(), threading.Event()
 
     def slow(image, shape):
         seen.append(image)
@@ -358,7 +358,7 @@ def test_two_at_once_read_each_image_once(tmp_path, small, monkeypatch, capsys):
         assert go.wait(20)
         return fitted(image, shape)
 
-    monkeypatch.setattr(folders, "fitted", slow)
+    monkeypatch.setattr(images, "fitted", slow)
     found = []
     threads = [
         threading.Thread(target=lambda: found.append(open_dataset("chestxray14", str(tmp_path), False)))

@@ -464,7 +464,7 @@ def test_a_broken_release_is_named(folder, capsys, monkeypatch):
         (["algorithm=pillar", "pair.public=null"], 2, "give pair.public=NAME"),
         (["algorithm=pillar", "model.backbone=null"], 2, "takes features: set model.backbone"),
         (["algorithm=adamix", "privacy=adamix", "training.batch_size=10"], 2, "set training.batch_size to 170"),
-        (["algorithm=adamix", "algorithm.rank=20", "algorithm.pretrain_rate=1e38"], 1, "are not finite"),
+        (["algorithm=adamix", "algorithm.rank=20", "algorithm.pretrain_rate=1e38"], 1, "diverged"),
         (["algorithm=ppgd", "algorithm.finish_rate=1e38"], 1, "algorithm.finish_rate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

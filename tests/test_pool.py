@@ -355,7 +355,6 @@ def test_a_finished_run_is_found_again_with_the_examples_that_it_drew(folder, ca
         (["pair.take=train", "pair.m=30"], "pair.public=pool: its examples are of other sets or test images"),
         (["pair.pool=[private.npz]"], "pair.pool_m=null: private.npz is the private set"),
         (["pair.pool=[mixed.npz]", "pair.pool_m=20"], "pair.pool: 20 examples are too few for a pool"),
-        (["pair.overlap=drop"], "pair.overlap=drop: what is in the pool would depend on private images: take leave"),
         (["pair.m=19"], "pair.m=19: too few to see whether they are of the private kind: give 20 or more"),
         (["privacy.delta=0.5"], "privacy.delta=0.5 is above 1/n"),
         (["pair.pool=[nothing.npz]"], "nothing.npz: no such file"),

@@ -21,6 +21,7 @@ from pubsel.commands.predict import BATCH, READERS
 from pubsel.data import class_names
 from pubsel.data.given import as_input, given
 from pubsel.messages import UsageError, UserError
+from pubsel.release.classifier import Classifier
 from tests.made import write_npz
 
 NETWORK = "test_efficientnet"
@@ -302,13 +303,14 @@ def test_names_with_any_character(tmp_path: Path) -> None:
 def test_memory_does_not_grow_with_the_number_of_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first answers at most two batches are read."""
     read = []
-    monkeypatch.setattr(predict, "as_input", lambda raw, shape: read.append(raw) or as_input(raw, shape))
-    pages = predict.batches(given(np.zeros((10 * BATCH, 8, 8), np.uint8)), (1, 8, 8), False)
+    monkeypatch.setattr(predict, "as_input", lambda raw, *how: read.append(raw) or as_input(raw, *how))
+    small, large = (Classifier(None, None, shape, ("a", "b"), False) for shape in ((1, 8, 8), (3, 2048, 2048)))
+    pages = predict.batches(given(np.zeros((10 * BATCH, 8, 8), np.uint8)), small, False)
     names, x, n = next(pages)
     assert len(names) == len(x) == n == BATCH
     assert len(read) <= 2 * BATCH + READERS
     assert sum(n for _, _, n in pages) == 9 * BATCH
-    pages = predict.batches(given(np.zeros((40, 8, 8), np.uint8)), (3, 2048, 2048), False)
+    pages = predict.batches(given(np.zeros((40, 8, 8), np.uint8)), large, False)
     assert next(pages)[1].shape == (32, 3, 2048, 2048)
     pages.close()
 

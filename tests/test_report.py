@@ -499,10 +499,9 @@ def test_what_is_suggested_fits_what_is_there_and_can_be_run(workplace, text, mo
 
     # Nothing is suggested that its settings do not allow, nor a model whose accounting is unsound.
     person = copy.deepcopy(plain.records[0])
-    person["settings"]["pair"] |= {"unit": "folder", "overlap": "drop"}
+    person["settings"]["pair"] |= {"unit": "folder"}
     person["privacy"]["valid"] = False
     (words,) = suggested(report.page([person]), "own-1")
-    assert "privacy.measure=true" not in words
     assert {"privacy.secure_noise=true"} <= set(words)
     assert "privacy.accounting=paper" not in words
 

@@ -233,10 +233,10 @@ def print_plan(
     yield f"plan for {settings.private}"
     yield f"  images: {height}x{width}x{channels}, {task.classes} classes"
     of_people = task.people is not None
-    whose = f"of {n + held:,} people " if of_people else ""
-    many = f" ({len(task.private.y):,} images)" if of_people else ""
+    images = len(task.private.y) + (0 if task.validation is None else len(task.validation.y))
+    whose = f"of the {n + held:,} people with {images:,} images " if of_people else ""
     tested = f"{test:,}{' images' * of_people} for testing (test results are not released)"
-    yield f"  {whose}{n:,} for training{many}, {held:,} to measure, {tested}"
+    yield f"  {whose}{n:,} for training, {held:,} to measure, {tested}"
     listed = ", ".join(f"{name} ({public.m:,} images)" for name, public in publics.items())
     chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
     yield f"  public data: {listed + chosen if publics else 'none'}"
