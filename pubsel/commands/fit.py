@@ -274,14 +274,14 @@ def _labels(settings: FitConfig, task: Task, publics: dict[str, Public]) -> Iter
 
 def _doubts(settings: FitConfig, task: Task) -> Iterator[str]:
     """Yield what a statistician would say before the budget is spent."""
-    y, held = task.private.y, task.held_out_units
-    if y.dim() == 1:
-        per_class = y.bincount(minlength=task.classes).tolist()
-        names = task.names or tuple(map(str, range(task.classes)))
-        few = [f"{name} has {many}" for name, many in zip(names, per_class, strict=True) if many < FEW]
-        listed = ", ".join(few[:5] + ["..."] * (len(few) > 5))
-        if few:
-            yield f"  warning: classes with fewer than {FEW} training images may be lost in the noise: {listed}"
+    y, held, several = task.private.y, task.held_out_units, task.private.y.dim() == 2
+    per_class = (y.sum(0).int() if several else y.bincount(minlength=task.classes)).tolist()
+    names = task.names or tuple(map(str, range(task.classes)))
+    few = [f"{name} has {many}" for name, many in zip(names, per_class, strict=True) if many < FEW]
+    listed = ", ".join(few[:5] + ["..."] * (len(few) > 5))
+    if few:
+        what = "labels" if several else "classes"
+        yield f"  warning: {what} with fewer than {FEW} training images may be lost in the noise: {listed}"
 
     # The variance of the noise is that of `quality.accuracy`.
     if held and y.dim() == 1 and task.metric == "accuracy":

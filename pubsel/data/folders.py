@@ -149,6 +149,11 @@ def list_folder(folder: Path, unit: str | None, read: Read, pixels: bool) -> Lis
     """
     people = unit == "folder"
     tag = None if people else unit  # of DICOM files
+    if tag and not all(path.suffix.lower() in DICOM for path in all_images(folder)):
+        raise UsageError(
+            f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*; a tag such as "
+            "PatientID names the people of DICOM files"
+        )
     places = layout(folder, people)
     top, classes = places.train, places.classes
     if people and not classes:
@@ -172,11 +177,6 @@ def list_folder(folder: Path, unit: str | None, read: Read, pixels: bool) -> Lis
         test = np.arange(len(labels)) >= len(paths)
         paths += test_paths
 
-    if tag and not all(path.suffix.lower() in DICOM for path in paths):
-        raise UsageError(
-            f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*; a tag such as "
-            "PatientID names the people of DICOM files"
-        )
     findings = [*places.findings, *_same_words(folder, classes)]
     findings += _unread(folder, paths, [part for part in (places.train, places.test) if part])
     listed = Listed(
