@@ -652,8 +652,8 @@ def test_sorted_labels_are_shuffled(tmp_path):
     arrays = npz(tmp_path / "a.npz", test=40, test_labels=np.repeat([0, 1], 20))
     source = open_dataset(str(tmp_path / "a.npz"), ".", False)
     assert source.notes == (f"{tmp_path / 'a.npz'}: test was sorted by class, shuffled by content",)
-    order = np.random.RandomState(0).permutation(40)
-    assert (source.test.x[:, 0].numpy() == arrays["test_images"][order]).all()
+    read = {image.numpy().tobytes() for image in source.test.x[:, 0]}
+    assert read == {image.tobytes() for image in arrays["test_images"]}
     assert set(source.test.y[:8].tolist()) == {0, 1}
     assert (source.train.y.numpy() == arrays["train_labels"]).all()
     assert not sorted_by_class(torch.zeros(5))

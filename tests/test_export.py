@@ -36,9 +36,9 @@ from pubsel.release.bundle import without_paths, write
 from pubsel.settings.keys import ExportConfig, Format
 from tests.forked import Command
 from tests.made import interrupted, write_npz
-from tests.test_report import CONTRAST, Page, browser, opened
+from tests.test_report import CONTRAST, Page, browser, driver, opened
 
-__all__ = ["browser"]  # a fixture
+__all__ = ["browser", "driver"]  # fixtures
 
 NETWORK = "test_efficientnet"
 NAMES = ("a|b *c*", "bee", "<b>cow & co")  # as folders may be called
@@ -563,13 +563,15 @@ def test_the_line_that_checks_epsilon_gives_no_more_than_is_stated(
 
 
 def test_what_is_not_covered_depends_on_the_settings() -> None:
-    pair = {"take": "train", "overlap": "drop", "public": "digits"}
+    pair = {"take": "train", "public": "digits"}
     settings = {"pair": pair, "model": {"backbone": {"architecture": "resnet18"}}}
     record = {"settings": settings, "privacy": {"epsilon": 1.0, "noise_source": "seeded"}}
-    whole = " ".join(card.not_covered(record | {"public": "digits", "public_labels": "of the private set"}))
+    whole = " ".join(
+        card.not_covered(record | {"private": "digits", "public": "digits", "public_labels": "of the private set"})
+    )
     record = {"settings": {"model": {"name": "linear"}}, "privacy": {"noise_source": "operating system"}}
-    less = " ".join(card.not_covered(record | {"public": None}))
-    for words in ("declared public", "left out because", "initial weights", "guess the seed", "public data: nobody"):
+    less = " ".join(card.not_covered(record | {"private": "digits", "public": None}))
+    for words in ("declared public", "initial weights", "guess the seed", "public data: nobody"):
         assert words in whole
         assert words not in less
 

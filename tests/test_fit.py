@@ -132,12 +132,12 @@ def test_labels_of_public_folders_with_the_same_class_names_are_used_if_their_ow
     for words, said in (
         (
             (),
-            "public labels: not used; ./same has classes of the same names: if they mean the same, set public_labels=",
+            "public labels: not used; classes of the same names: ./same, ./other; if they mean the same, set ",
         ),
-        (("public_labels=given",), "public labels: used, as those of your classes in this order: cat, dog"),
+        (("public_labels=given",), "public labels: used, as those of your classes in this order: cat, dog, owl"),
         (("public_labels=none",), ""),
     ):
-        lines, _ = fitted(capsys, "dry=true", *words)
+        lines, _ = fitted(capsys, "dry=true", "to=labels", *words)
         text = "\n".join(lines)
         assert said in text
         assert ("public labels" in text) == bool(said)

@@ -267,7 +267,7 @@ def _labels(settings: FitConfig, task: Task, publics: dict[str, Public]) -> Iter
         yield f"  public labels: used, as those of your classes in this order: {classes}"
     elif settings.public and settings.public_labels == PublicLabels.auto and alike:
         yield (
-            f"  public labels: not used; {', '.join(alike)} has classes of the same names: if they mean the same, set "
+            f"  public labels: not used; classes of the same names: {', '.join(alike)}; if they mean the same, set "
             "public_labels=given"
         )
 

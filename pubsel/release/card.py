@@ -86,7 +86,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
         examples=int(record["private_examples"]),
         units=int(record.get("private_units") or record["private_examples"]),
         unit=privacy.get("unit"),
-        adjacency=privacy.get("adjacency") or neighbours(privacy.get("unit")),
+        adjacency=neighbours(privacy.get("unit"), distinct=is_path(record["private"])),
         private="private images, which their owner does not name" if is_path(record["private"]) else record["private"],
         public=None if record["public"] is None else _named(_public(record), record["private"]),
         candidates=tuple(_named(candidate, record["private"]) for candidate in candidates),
