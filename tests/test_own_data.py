@@ -455,10 +455,13 @@ def test_a_data_folder_that_cannot_be_written_to_is_no_obstacle(
     same(read, data.open_dataset(str(path), str(tmp_path / "other"), False))
 
 
-def test_few_images_are_not_kept(tmp_path: Path) -> None:
+def test_few_images_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded._LAST.clear()
     assert data.open_dataset(str(folder(tmp_path / "mine")), str(tmp_path / "root"), False).kept is None
     assert not (tmp_path / "root").exists()
+    monkeypatch.setattr(decoded, "MANY", 10)  # small ones that take long to open are
+    decoded._LAST.clear()
+    assert data.open_dataset(str(tmp_path / "mine"), str(tmp_path / "root"), False).kept is not None
 
 
 def opens(path: Path, root: Path, queue: "multiprocessing.Queue[str]") -> None:

@@ -3,7 +3,7 @@
 <data folder>/decoded/<digest of the path>/ contains what pubsel.data.stored describes, and in train_decoded.npy and
 test_decoded.npy int64 [n], the digest of each image as it was decoded. Only its owner may read it, and no name in it is
 one of the user's. listed.txt is a fingerprint of the files, so that one that changes is noticed. Images that take less
-than SMALL are read anew each time: that takes about a second, and leaves no second copy of them.
+than SMALL, of fewer than MANY files, are read anew each time: that takes about a second, and leaves no second copy.
 """
 
 import contextlib
@@ -45,6 +45,7 @@ from pubsel.settings.keys import Read
 
 PARTS = ("train", "test")
 SMALL = 2**26  # bytes
+MANY = 10_000  # files, which take longer to open than their pixels to read
 MOST = 2  # sets that a process holds for its next cell
 CHUNK = 16  # images that a thread reads at a time
 COPIED = 1024  # images that are copied at a time
@@ -130,7 +131,7 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
     # what is small is read anew each time, and leaves no copy
     images = this.listed.images()
     n, size = len(this.listed.y), len(this.listed.y) * math.prod(images.shape)
-    if size < SMALL:
+    if size < SMALL and len(this.listed.names) < MANY:
         return _in_memory(this, images, folder)
 
     try:
