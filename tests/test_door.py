@@ -229,6 +229,8 @@ def test_damaged_files_are_named_at_once_and_may_be_left_out(tmp_path):
     assert all(str(file) in listed.read_text() for file in damaged)
     task = task_of(path, tmp_path / "root", skip=True)
     assert len(task.private.y) + len(task.test.y) == 100 - len(damaged)
+    assert main(["data", "forget", str(path), f"data_root={tmp_path / 'root'}"]) == 0
+    assert not listed.exists()
     for file in (path / "c1").iterdir():
         file.write_bytes(b"")
     with pytest.raises(UserError, match=r"no image of a class can be read: c1"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pubsel.files import left_of
 from pubsel.messages import UsageError, UserError
-from pubsel.settings.datasets import dataset_info, dataset_names, decoded_folder, is_there, kept_folder
+from pubsel.settings.datasets import UNREADABLE, dataset_info, dataset_names, decoded_folder, is_there, kept_folder
 from pubsel.settings.identity import is_path
 from pubsel.settings.keys import DataConfig, read_of
 
@@ -101,7 +101,7 @@ def forget_data(name: str | None, data_root: str) -> str:
     if not is_path(name):
         raise UsageError(f"name={name}: is no path: give that of your images, such as ./{name}")
     folder = decoded_folder(Path(name), Path(data_root))
-    if not folder.exists() and not left_of(folder):
+    if not folder.exists() and not left_of(folder) and not folder.with_suffix(UNREADABLE).exists():
         return f"no image is kept of {name} in {folder.parent}; features of small sets stay in {data_root}/features"
 
     from pubsel.data import decoded  # imports torch

@@ -41,6 +41,7 @@ from pubsel.files import (
     write_whole,
 )
 from pubsel.messages import UserError, gib, say
+from pubsel.settings.datasets import UNREADABLE
 from pubsel.settings.keys import Read
 
 PARTS = ("train", "test")
@@ -164,6 +165,7 @@ def forget_decoded(folder: Path, but: str | None = None) -> None:
     """Delete a folder of decoded images and their features, unless its files have the fingerprint `but`."""
     with locked(folder.with_suffix(".lock"), str(folder)):
         remove_left(folder)
+        folder.with_suffix(UNREADABLE).unlink(missing_ok=True)
         if not folder.exists() or stored.kept_listing(folder) == but:
             return
 
@@ -254,7 +256,7 @@ def _unreadable(
         names = this.listed.names or tuple(map(str, range(len(readable))))
         which = first_of((names[i] for i in sorted(errors)), NAMED)
         text = f"{this.name}: {len(first)} of {len(readable)} images cannot be read: {which}"
-        file = folder.with_suffix(".unreadable.txt")
+        file = folder.with_suffix(UNREADABLE)
         with contextlib.suppress(UserError):
             write_whole(file, "".join(f"{error}\n" for error in first), private=True)
             text += f"; all of them: {file}"

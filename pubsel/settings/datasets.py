@@ -13,6 +13,8 @@ from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Metric
 from pubsel.settings.schema import check, setting
 
+UNREADABLE = ".unreadable.txt"  # suffix of the list of a user's files that could not be read, next to their folder
+
 
 @dataclass
 class Dataset:
