@@ -211,3 +211,14 @@ def test_who_has_a_public_example_of_a_published_set_leaves():
     assert table.has(Role.public).nonzero()[0].tolist() == [4]
     assert table.has(Role.left_out).nonzero()[0].tolist() == [3, 5]
     assert "2 other training images of people with public ones are left out" in findings[0].text
+
+
+@pytest.mark.parametrize("how", list(Overlap))
+def test_a_public_image_of_one_person_stays_with_another(how):
+    """Or whoever is asked for would decide what another one is trained on."""
+    y, content = torch.zeros(6), Digests(*(np.array([0, 1, 2, 0, 4, 5]),) * 2)
+    people = torch.tensor([7, 7, 7, 8, 8, 9])
+    empty = Digests(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    table = examples_of("set", (y, y[:0]), (content, empty), (people, people[:0]), False)
+    table, _ = take_public(table, np.arange(6) == 0, how)
+    assert table.has(Role.private).nonzero()[0].tolist() == [3, 4, 5]
