@@ -178,6 +178,14 @@ def test_copies_are_one_example_of_their_unit(tmp_path):
     assert task.units == 40
 
 
+def test_whatever_is_named_by_a_path_is_a_users_own(tmp_path):
+    """A record says so of it, so copies are one example: also of the file of a named set in the data folder."""
+    rows = [(i, i % 2, 0, False) for i in range(20)] + [(3, 1, 0, False)] + [(i, i % 2, 0, True) for i in range(30, 40)]
+    path = write(tmp_path / "mnist.npz", rows)
+    task = load(Pair(private=path, public=None, m=1, convert=Convert.resize), str(tmp_path), False)
+    assert (task.units, len(task.private.x)) == (20, 20)
+
+
 def test_an_image_with_two_labels_is_an_error_or_left_out(tmp_path):
     rows = [(i, i % 2, 0, False) for i in range(20)] + [(3, 0, 0, False), (50, 0, 0, True), (51, 1, 0, True)]
     pair = Pair(private=write(tmp_path / "own.npz", rows), public=None, m=1, convert=Convert.resize)

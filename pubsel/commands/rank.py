@@ -119,7 +119,7 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
     read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
     opened = read._replace(own=read_of(settings), pixels=settings.model.backbone is None)(settings.private)
     images, source = opened.images, opened.used
-    private, findings = data.distinct_examples(opened, settings.data_root, settings.accept or [])
+    private, findings = data.distinct_examples(opened, settings.accept or [])
     how = settings.overlap or (Overlap.leave if is_path(settings.private) else Overlap.refuse)
 
     candidates: dict[str, Split] = {}

@@ -230,7 +230,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     _check_private(pair, opened.used)
 
     # a published set stays as it is; a user's own images have one side each, whoever else is there
-    published, sets = _named(pair.private, data_root) is not None, _sets(pair)
+    published, sets = not is_path(pair.private), _sets(pair)
     if not published and any(same_examples(pair.private, name, data_root) for name in sets):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
@@ -275,9 +275,9 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     )
 
 
-def distinct_examples(opened: Opened, data_root: str, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...]]:
+def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...]]:
     """Return the training examples of a private set, each different one of a user's once, and findings."""
-    table, findings = without_copies(_table(opened, _named(opened.name, data_root) is not None))
+    table, findings = without_copies(_table(opened, not is_path(opened.name)))
     settle(findings, accept)
     return side(opened.used.train, table.has(Role.private)[~table.test])[0], findings
 
@@ -285,7 +285,7 @@ def distinct_examples(opened: Opened, data_root: str, accept: Sequence[str]) -> 
 def checked(name: str, data_root: str, keep: bool, unit: str | None, read: Read) -> tuple[Source, tuple[Finding, ...]]:
     """Return a dataset, and all findings on it as private data."""
     source = open_dataset(name, data_root, False, unit, keep, read)
-    table, copies = without_copies(_table(Opened(name, source, source), _named(name, data_root) is not None))
+    table, copies = without_copies(_table(Opened(name, source, source), not is_path(name)))
     table, sides = one_side(table, Overlap.leave)
     return source, (*source.findings, *copies, *sides, *as_classes(table, source.classes, source.names))
 
