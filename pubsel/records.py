@@ -111,7 +111,7 @@ class Quality:
 
 @dataclass(kw_only=True)
 class OnTest:
-    """`on_test` of a record: what was measured on test examples without noise, beside the utility."""
+    """`on_test` of a record: what was measured on test examples without noise, next to the utility."""
 
     figures: dict[str, tuple[Share, Share, Share]]
     largest_class: Share

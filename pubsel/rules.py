@@ -18,7 +18,7 @@ from pubsel.distances import Releases
 from pubsel.messages import UsageError
 from pubsel.selection.choose import by_features, check_choice, compared
 from pubsel.selection.coverage import FEWEST
-from pubsel.settings.identity import is_path
+from pubsel.settings.identity import is_path, overlap_of
 from pubsel.settings.keys import (
     POOL,
     Accounting,
@@ -26,7 +26,6 @@ from pubsel.settings.keys import (
     Convert,
     Model,
     Optimizer,
-    Overlap,
     Pair,
     RunConfig,
     Select,
@@ -100,7 +99,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)
     pair, distance, epsilon = settings.pair, distances.build(settings.distance), settings.epsilon
-    if pair.overlap == (Overlap.leave if is_path(pair.private) else Overlap.refuse):  # as if nobody had said so
+    if pair.overlap == overlap_of(pair.private):  # the same as null
         pair = dataclasses.replace(pair, overlap=None)
     typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
 

@@ -429,3 +429,30 @@ def test_a_plan_has_the_numbers_of_the_release(tmp_path, capsys, monkeypatch):
     assert f"{n:,} for training, {held:,} to measure, {record['test_examples']:,} for testing" in plan
     assert n + held + record["test_examples"] == 300
     assert any("312 images are 300 different ones" in note for note in record["notes"])
+
+
+def test_a_network_on_pixels_needs_a_size_even_if_squares_are_kept(tmp_path):
+    """A check, or a model with a backbone, takes squares; a network on pixels may not find and use them."""
+    path = folder(tmp_path / "f", save=lambda i, file: picture(i).resize((8 + i % 3, 9)).save(file))
+    pair = Pair(private=str(path), public=None, m=1, convert=Convert.resize)
+    assert main(["data", "check", str(path), f"data_root={tmp_path / 'root'}"]) == 0
+    for _ in ("in this process", "again"):
+        with pytest.raises(UsageError, match=r"set pair.read.size=SIDE"):
+            load(pair, str(tmp_path / "root"), False, pixels=True)
+
+
+def test_a_folder_with_a_name_like_a_key_keeps_its_name(tmp_path):
+    path = folder(tmp_path / "split=test" / "label=3", n=20)
+    for file in (path / "c0").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match=r"/split=test/label=3.* pair.read.skip=true"):
+        task_of(path, tmp_path / "root")
+
+
+def test_a_modality_table_is_applied(tmp_path):
+    values = np.arange(64).reshape(8, 8)
+    lut = pydicom.Dataset()
+    lut.LUTDescriptor, lut.LUTData = [64, 0, 8], (255 - 4 * np.arange(64)).astype(np.uint16).tobytes()
+    lut.ModalityLUTType = "US"
+    dicom(tmp_path / "a.dcm", values, ModalityLUTSequence=pydicom.Sequence([lut]))
+    assert (as_input(tmp_path / "a.dcm", (1, 8, 8))[0].numpy() == 255 - 4 * values).all()

@@ -115,8 +115,8 @@ def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     pair: dict[str, Any] = {"private": settings.private, "public": public, "m": None, "take": "test"}
     pair |= {"candidates": settings.public or None, "convert": "resize", "metric": settings.metric}
     pair |= {"validation": settings.held_out, "unit": settings.unit, "overlap": "leave"}
-    own = as_json(read_of(settings))
-    pair |= {"read": own} if own else {}
+    rules = as_json(read_of(settings))
+    pair |= {"read": rules} if rules else {}
     pair |= {"pool": settings.pool} if settings.pool else {}
     privacy = {"delta": settings.delta, "secure_noise": True, "measure": settings.held_out > 0}
     values: dict[str, Any] = {"label": "fit", "epsilon": budget.training, "epsilon_select": budget.choice}

@@ -31,8 +31,8 @@ from pubsel.privacy import accountant, ledger
 from pubsel.rules import check_model, has_paths
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features, check_choice, compared
-from pubsel.settings.identity import as_json, folder_name, is_path, short_name
-from pubsel.settings.keys import Overlap, RankConfig, Select, public_sets, read_of
+from pubsel.settings.identity import as_json, folder_name, overlap_of, short_name
+from pubsel.settings.keys import RankConfig, Select, public_sets, read_of
 from pubsel.settings.methods import typed
 
 
@@ -93,8 +93,7 @@ def canonical_rank(settings: RankConfig) -> RankConfig:
         select = Select()
     secure = settings.secure_noise and (selects or isinstance(distance, Releases))
     values = typed("distance", distance, settings.distance or {})
-    unset = Overlap.leave if is_path(settings.private) else Overlap.refuse  # as if nobody had said so
-    overlap = None if settings.overlap == unset else settings.overlap
+    overlap = None if settings.overlap == overlap_of(settings.private) else settings.overlap  # the same as null
     settings = dataclasses.replace(settings, overlap=overlap)
     return dataclasses.replace(settings, distance=values, public=public, select=select, secure_noise=secure)
 
@@ -117,10 +116,9 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
     does not grow with their number."""
     through = through_backbone(settings.model.backbone, settings.convert, settings.data_root, device)
     read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
-    opened = read._replace(own=read_of(settings), pixels=settings.model.backbone is None)(settings.private)
+    opened = read._replace(rules=read_of(settings), pixels=settings.model.backbone is None)(settings.private)
     images, source = opened.images, opened.used
     private, findings = data.distinct_examples(opened, settings.accept or [])
-    how = settings.overlap or (Overlap.leave if is_path(settings.private) else Overlap.refuse)
 
     candidates: dict[str, Split] = {}
     notes = [*source.notes, *(finding.text for finding in findings)]
@@ -133,7 +131,7 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
             settings.convert,
             settings.private,
             images,
-            how,
+            overlap_of(settings.private, settings.overlap),
         )
         candidates["+".join(public_sets(public))] = map_split(split, kept / f"{place}.npy")
         notes += remarks

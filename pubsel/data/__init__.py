@@ -55,7 +55,7 @@ from pubsel.data.splits import (
 from pubsel.data.unknown import refusal
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
-from pubsel.settings.identity import is_path, same_path
+from pubsel.settings.identity import is_path, overlap_of, same_path
 from pubsel.settings.keys import POOL, Convert, Metric, Overlap, Pair, Read, Take, public_sets
 
 __all__ = [
@@ -130,8 +130,8 @@ def unchanged(name: str, source: Source, like: Shape | None) -> Source:
 class Reader(NamedTuple):
     """The place of datasets, whether missing ones are downloaded, and how they are used: through(name, source, like),
     such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
-    read again. unit: by which the people are told apart whose examples they are. own, pixels, keep: as in
-    `open_dataset`."""
+    read again. unit, keep: as in `open_dataset`. rules: by which a user's files are read; pixels: a network is trained
+    on the images themselves."""
 
     data_root: str
     download: bool = False
@@ -140,18 +140,22 @@ class Reader(NamedTuple):
     opened: Opened | None = None
     unit: str | None = None
     keep: bool = True
-    own: Read = Read()
+    rules: Read = Read()
     pixels: bool = False
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
-        source = open_dataset(name, self.data_root, self.download, self.unit, self.keep, self.own, self.pixels)
-        settle(source.findings, self.own.accept or [])
+        source = open_dataset(name, self.data_root, self.download, self.unit, self.keep, self.rules)
+        settle(source.findings, self.rules.accept or [])
+        # no backbone would scale the images again, so their size is a decision
+        sizes = next((finding for finding in source.findings if finding.name == "no_size"), None)
+        if self.pixels and sizes is not None:
+            raise UsageError(f"{sizes.text}: set size=SIDE, such as 32, or take a model with a backbone")
         return Opened(name, source, self.through(name, source, self.like))
 
 
-class Beside(NamedTuple):
+class Target(NamedTuple):
     """The private data that public images are matched against. like: examples of the shape that they get by `convert`;
     private: the name of the private set; against: the opened private set, with which they may share no image unless
     `how` allows it."""
@@ -180,8 +184,8 @@ def load(
     on which side is decided by the rules of `examples`. UserError if the private data has fewer than two classes, no
     training or no test images, or findings that pair.read.accept does not name; UsageError if an image is on two sides
     (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source, like): the
-    source as it is used, such as its features; like: the shape of the private images, None for these. keep, pixels: as
-    in `open_dataset`.
+    source as it is used, such as its features; like: the shape of the private images, None for these. keep: as in
+    `open_dataset`; pixels: as in `Reader`.
     """
     with keys_of_pair():
         return _loaded(pair, Reader(data_root, download, through, keep=keep), pixels)
@@ -198,8 +202,8 @@ def _with_public(
         return table, None, [], ()
 
     m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
-    beside = Beside(opened.used.train, pair.convert, pair.private, opened, how)
-    public = _combined(sets, m, key, beside, read)
+    target = Target(opened.used.train, pair.convert, pair.private, opened, how)
+    public = _combined(sets, m, key, target, read)
 
     findings, notes = list[Finding](), public.notes
     if public.of_private:
@@ -213,29 +217,30 @@ def _with_public(
 
 @contextmanager
 def keys_of_pair() -> Iterator[None]:
-    """Name the keys of `Read` in errors as `pubsel run` has them."""
+    """Name the keys of `Read` in errors as `pubsel run` has them: a key begins a word, so no folder called split=test
+    is renamed."""
     try:
         yield
     except UserError as error:
         keys = "|".join(field.name for field in dataclasses.fields(Read))
-        error.args = (re.sub(rf"(?<![\w.])({keys})=", r"pair.read.\1=", str(error)), *error.args[1:])
+        error.args = (re.sub(rf"(?<!\S)({keys})=", r"pair.read.\1=", str(error)), *error.args[1:])
         raise
 
 
 def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     """Return the task as `load` does."""
     data_root = read.data_root
-    opened = read._replace(unit=pair.unit, own=pair.read, pixels=pixels)(pair.private)
+    opened = read._replace(unit=pair.unit, rules=pair.read, pixels=pixels)(pair.private)
     of_public = Read(accept=pair.read.accept, skip=pair.read.skip)
     _check_private(pair, opened.used)
 
-    # a published set stays as it is; a user's own images have one side each, whoever else is there
+    # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
     published, sets = not is_path(pair.private), _sets(pair)
     if not published and any(same_examples(pair.private, name, data_root) for name in sets):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
-    read = read._replace(like=_image_shape(opened.images), opened=opened, own=of_public)
-    how = pair.overlap or (Overlap.refuse if published else Overlap.leave)
+    read = read._replace(like=_image_shape(opened.images), opened=opened, rules=of_public)
+    how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
     table, copies = without_copies(table)
@@ -345,11 +350,11 @@ def _from_training(
     y, places = other.used.train.y[torch.from_numpy(here)], np.flatnonzero(here)
     order = None
     if same and not table.published:
-        # in an order that no other unit changes: who is private decides nobody's side
+        # in an order that no private unit changes
         order = in_hash_order(table.unit[~table.test][here], "public", pair.seed)
     m = _as_many(pair, len(y))
     drawn_rows[places[draw_indices(name, y, m, pair.shots, pair.seed, order).numpy()]] = True
-    if order is not None and pair.public_share is not None:  # about a share, each by itself
+    if order is not None and pair.public_share is not None:  # about this share
         drawn_rows = here & drawn(table.unit[~table.test], pair.public_share, "public", pair.seed)
     if not drawn_rows.any():
         raise UsageError(f"pair.public_share={pair.public_share}: no example of {name} would be public: raise it")
@@ -410,10 +415,10 @@ def public_examples(
     with how=leave is noted; so are a published set's own training images in its test set.
     """
     against = None if apart is None else Opened(str(private), apart, apart)
-    beside = Beside(like, convert, private, against, how)
+    target = Target(like, convert, private, against, how)
     if apart is not None:
         read = read._replace(like=_image_shape(apart))
-    taken = _combined(public_sets(public), m, "distance.m", beside, read)
+    taken = _combined(public_sets(public), m, "distance.m", target, read)
     return taken.examples, taken.notes
 
 
@@ -424,7 +429,6 @@ def open_dataset(
     unit: str | None = None,
     keep: bool = True,
     read: Read | None = None,
-    pixels: bool = False,
 ) -> Source:
     """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
@@ -435,10 +439,10 @@ def open_dataset(
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
     class. unit: what tells whose examples they are, as `pair.unit` says; UsageError if the set does not tell. Of a
     user's own data, keep: whether images are kept once they are decoded (`decoded.open_decoded`); read: how files are
-    read; pixels: a network is trained on the images themselves.
+    read.
     """
     if is_path(name):
-        source = _open_path(name, data_root, keep, unit, read or Read(), pixels)
+        source = _open_path(name, data_root, keep, unit, read or Read())
     else:
         source = _open_named(name, data_root, download, unit)
     if unit and source.groups is None:
@@ -612,7 +616,7 @@ def _named(name: str, data_root: str) -> str | None:
     return path.stem if in_root and path.stem in dataset_names() else None
 
 
-def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Read, pixels: bool) -> Source:
+def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Read) -> Source:
     """Return a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     path = Path(name).expanduser()
     if not path.exists():
@@ -620,14 +624,14 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
 
     suffix = path.suffix.lower()
     if path.is_dir():
-        listed = folders.list_folder(path, unit, read, pixels)
+        listed = folders.list_folder(path, unit, read)
     elif suffix in folders.TABLES:
-        listed = tables.list_table(path, unit, read, pixels)
+        listed = tables.list_table(path, unit, read)
     elif suffix == ".npz":
         listed = prepared.listed_arrays(path, unit)
     else:
         raise UserError(refusal(path, folders.TABLES))
-    parts, _, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
+    parts, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
 
     # constants, since mean and deviation of private images would be a release of them
     half = (0.5,) * parts.train.x.shape[1]
@@ -681,10 +685,10 @@ class _Public(NamedTuple):
     digests: Digests
 
 
-def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: Reader) -> _Public:
+def _combined(names: list[str], m: int | None, key: str, target: Target, read: Reader) -> _Public:
     """Return m public images as `public_examples` says. m: None: all of the only set, at most MOST_PUBLIC. key: the
     setting that m is the value of; POOL_M: of each set m, or all, one set after another."""
-    like, convert, private, against, how = beside
+    like, convert, private, against, how = target
     data_root, pool = read.data_root, key == POOL_M
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
@@ -713,7 +717,7 @@ def _combined(names: list[str], m: int | None, key: str, beside: Beside, read: R
         chosen = opened.first(share)
         digests = chosen.digests(_shape(against or opened))[1]
         for what, others in [*_private_side(against, same), *seen]:
-            published = what == OWN and _named(name, data_root) is not None
+            published = what == OWN and not is_path(name)
             notes += _noted(group, chosen, 1, among(digests, *others), what, how, published)
         of_all.append(digests)
         if not pool:  # an image that two sets of a pool have is in it twice

@@ -7,7 +7,6 @@ than SMALL, of fewer than MANY files, are read anew each time: that takes about 
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -27,6 +26,7 @@ from torch import Tensor
 from pubsel.data import overlap, stored
 from pubsel.data.examples import drawn, in_hash_order
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
+from pubsel.data.folders import TEST_FRACTION
 from pubsel.data.overlap import Digest, of_pixels
 from pubsel.data.splits import Files, Images, Listed, Parts, Split, Unreadable, sorted_by_class
 from pubsel.files import (
@@ -53,7 +53,6 @@ COPIED = 1024  # images that are copied at a time
 RULES = "2"  # changes with the rules by which images are read, so that those of other rules are read again
 T = TypeVar("T")
 R = TypeVar("R")
-TEST_FRACTION = 0.2  # of the units, where nobody gives a test part
 NAMED = 2  # files that a message names
 
 
@@ -61,7 +60,6 @@ class Decoded(NamedTuple):
     """A user's data in the order that is used."""
 
     parts: Parts
-    rows: tuple[Tensor, Tensor]  # int64 [n], which example of the listing is at each place of train and test
     findings: tuple[Finding, ...]
     kept: Path | None  # the folder that the images are mapped from
 
@@ -108,8 +106,8 @@ def open_decoded(name: str, listed: Listed, folder: Path, keep: bool, read: Read
     while len(_LAST) > MOST:
         del _LAST[next(iter(_LAST))]
 
-    # what lies next to the files may have changed, though they have not
-    parts, _, findings, _ = last[1]
+    # other files of the folder may have changed: notes and findings of the listing are those of now
+    parts, findings, _ = last[1]
     parts = parts._replace(notes=listed.notes + parts.notes)
     return last[1]._replace(parts=parts, findings=listed.findings + findings)
 
@@ -183,8 +181,8 @@ def _fingerprint(listed: Listed, read: Read) -> str:
     by which they are read."""
     arrays = [listed.y.contiguous().numpy(), listed.test, listed.people]
     parts = (b"" if part is None else f"{part.shape}".encode() + part.tobytes() for part in arrays)
-    rules = repr(dataclasses.asdict(read))
-    return digest(("\0".join((RULES, rules, str(listed.shuffle), *listed.files)), *parts))
+    rules = f"{RULES} {read.skip} {read.size} {read.channels} {read.bits} {listed.shuffle}"
+    return digest(("\0".join((rules, *listed.files)), *parts))
 
 
 def _order(this: Reading, rows: Rows) -> Order:
@@ -403,4 +401,4 @@ def _parts(this: Reading, parts: Parts, rows: Rows, order: Order, kept: Path | N
     if listed.people is not None:
         groups = tuple(torch.from_numpy(listed.people[at.numpy()]) for at in order.rows)
     parts = Parts(parts.train, parts.test, parts.notes, files, listed.class_names, groups)  # type: ignore[arg-type]
-    return Decoded(parts, order.rows, rows.findings, kept)
+    return Decoded(parts, rows.findings, kept)

@@ -344,7 +344,7 @@ def hold_out(
 
 def side(split: Split, which: Bools, people: Tensor | None = None) -> tuple[Split, Tensor | None]:
     """Return the chosen examples of a split, bool [n], and how many each person has, [people], if people [n] are given:
-    the examples of a person are in a row then. All of it, in its order, is the split itself."""
+    the examples of a person then follow each other. If all are chosen, this is the split itself."""
     if people is not None:
         places, sizes = in_a_row(people, torch.from_numpy(np.flatnonzero(which)))
         return Split(split.x[places], split.y[places]), sizes

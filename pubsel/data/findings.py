@@ -1,6 +1,6 @@
 """Findings: what is wrong with data, or may be, as it is counted once and printed by every command.
 
-An error stops a command before it spends anything; `accept=[NAME,...]` goes on all the same. A warning is printed, a
+An error stops a command before it spends anything; `accept=[NAME,...]` overrides it. A warning is printed, a
 note is in the record alone.
 """
 
@@ -29,6 +29,7 @@ NAMES = {
     "public_too": "private images that are public too, which leave the private data",
     "shared": "images that several people have",
     "sizes": "images of other sizes than most",
+    "no_size": "images without a size that nine tenths have, which a network on pixels needs",
     "colour": "grey images among colour ones, or the reverse",
     "frames": "files with several pages or frames, of which the first is read",
     "bits": "16-bit images that use a sixteenth of the range or less; bits=12 uses all of it",
@@ -81,10 +82,10 @@ def settle(findings: Sequence[Finding], accept: Sequence[str]) -> None:
 
 
 def reason(wrong: Sequence[Finding]) -> str:
-    """Return the line that says why a command stops, and how it goes on."""
+    """Return the line that says why a command stops, and how to continue."""
     lines = "; ".join(finding.line() for finding in wrong)
     names = ",".join(dict.fromkeys(finding.name for finding in wrong))
-    return lines if FINAL & {finding.name for finding in wrong} else f"{lines}; or go on with accept=[{names}]"
+    return lines if FINAL & {finding.name for finding in wrong} else f"{lines}; or continue with accept=[{names}]"
 
 
 _PRINTED: set[Finding] = set()  # the cells of a sweep read the same data

@@ -23,7 +23,7 @@ from pubsel.settings.keys import Read
 
 TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 NAMED = 3  # folders that a message names
-TEST_FRACTION = 0.2  # held out where nobody gives a test part
+TEST_FRACTION = 0.2  # of the images, or units, that are held out where nobody gives a test part
 TABLES = (".csv", ".tsv", ".parquet")
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 
@@ -115,8 +115,8 @@ def layout(folder: Path, people: bool = False) -> Layout:
 
 
 def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the findings on what lies next to class folders, or in their place: folders without an image that is read,
-    whose class would be missing, a table, hidden folders."""
+    """Return the findings on folders without an image that is read, whose class would be missing, on hidden folders,
+    and on a table next to images without classes."""
     others = sorted(path for path in train.iterdir() if path.is_dir() and path.name not in classes)
     lost = [path for path in others if not hidden(path.name) and (train != folder or path.name.lower() not in PARTS)]
     findings = []
@@ -126,10 +126,10 @@ def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, .
         text = f"{folder.name}: {len(lost)} class folders without images that are read: {first_of(why, NAMED)}"
         remedy = "move images to <class>/*, convert them, or remove these folders"
         findings.append(Finding("class_lost", ERROR, text, remedy))
-    beside = [path.name for path in train.iterdir() if path.suffix.lower() in TABLES]
-    if beside and not classes:
-        text = f"{folder.name}: {beside[0]} lies next to images without classes"
-        remedy = f"if it has their labels, give {train / beside[0]}"
+    tables = [path.name for path in train.iterdir() if path.suffix.lower() in TABLES]
+    if tables and not classes:
+        text = f"{folder.name}: {tables[0]} is next to images without classes"
+        remedy = f"if it has their labels, give {train / tables[0]}"
         findings.append(Finding("table", WARNING, text, remedy))
     concealed = [path.name for path in others if hidden(path.name) and any(_images_below(path))]
     if concealed:
@@ -138,7 +138,7 @@ def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, .
     return tuple(findings)
 
 
-def list_folder(folder: Path, unit: str | None, read: Read, pixels: bool) -> Listed:
+def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     """Return what is in a user's image folder: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
@@ -184,7 +184,7 @@ def list_folder(folder: Path, unit: str | None, read: Read, pixels: bool) -> Lis
         test=test,
         classes=max(1, len(classes)),
         files=tuple(map(stamp, paths)),
-        images=lambda: alike(folder, paths, read, pixels),
+        images=lambda: alike(folder, paths, read),
         names=tuple(path.relative_to(folder).as_posix() for path in paths),
         notes=places.notes,
         class_names=tuple(classes),

@@ -5,12 +5,12 @@ records rest on it.
 """
 
 import struct
-import threading
 import warnings
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 from zipfile import BadZipFile
@@ -74,12 +74,11 @@ def _is_grey(image: Image.Image) -> bool:
     return image.mode in GREY
 
 
-def alike(source: Path, paths: Sequence[Path], read: Read, pixels: bool) -> Images:
+def alike(source: Path, paths: Sequence[Path], read: Read) -> Images:
     """Return a user's images at one size, grey or in colour: as nine tenths of them are, unless `read` says otherwise.
 
     Without one size, the side of all is the smallest of SIDES that nine tenths of the short sides do not exceed: a
-    backbone scales them again. pixels: a network is trained on the images themselves; UsageError then, since their size
-    is a decision. Size and colour are treated as public.
+    backbone scales them again. Size and colour are treated as public.
     """
     # a header tells size and colour; what cannot be read is counted when it is
     heads = [head for head in map(_head, paths) if head is not None]
@@ -87,34 +86,35 @@ def alike(source: Path, paths: Sequence[Path], read: Read, pixels: bool) -> Imag
         raise UserError(f"{source}: none of its {len(paths)} images can be read, the first {paths[0]}")
     grey = sum(head.grey for head in heads)
     channels = read.channels or (1 if grey >= MOST * len(heads) else 3)
-    sizes = Counter(head.size for head in heads)
-    size = _size(source, sizes, read, pixels)
+    size, of_size = _size(source, Counter(head.size for head in heads), read)
     shape = (channels, *size)
-    findings = [*_of_heads(source, heads, shape)]
+    of_heads = (*of_size, *_of_heads(source, heads, shape))
 
     # Each image is hashed as it was decoded: the same image may be there at another size.
-    values, flat, lock = list[tuple[int, int]](), list[Path](), threading.Lock()
+    spans, flat = dict[int, tuple[int, int]](), set[str]()
 
     def image(i: int) -> tuple[Tensor, int | None]:
-        decoded, spans = upright(paths[i], read.bits)
-        with lock:
-            values.extend([spans] if spans else [])
-            flat.extend([paths[i]] if decoded.min() == decoded.max() else [])
+        decoded, span = upright(paths[i], read.bits)
+        if span:
+            spans[i] = span
+        if decoded.min() == decoded.max():
+            flat.add(paths[i].name)
         before = decoded.transpose(2, 0, 1)  # [1 or 3, height, width]
         x = to_shape(torch.from_numpy(np.ascontiguousarray(before))[None], shape)[0]
         return x, of_pixels(before) if before.shape != shape else None
 
     def of_values() -> tuple[Finding, ...]:
+        findings = list(of_heads)
         if flat:
-            text = f"{source.name}: {len(flat)} images have a single value, such as all black: {min(flat).name}"
+            text = f"{source.name}: {len(flat)} images have a single value, such as all black: {min(flat)}"
             findings.append(Finding("black", WARNING, text))
-        narrow = sum(high - low < NARROW for low, high in values)
-        if read.bits is not None or narrow < MOST * len(values) or not values:
-            return tuple(findings)
-        bits = max(high for _, high in values).bit_length()
-        bits = max(8, bits + bits % 2)  # as sensors have them: 10, 12 or 14
-        text = f"{source.name}: {narrow} of {len(values)} 16-bit images use less than a sixteenth of the range"
-        return (*findings, Finding("bits", ERROR, text, f"set bits={bits}, as many as their values have"))
+        narrow = sum(high - low < NARROW for low, high in spans.values())
+        if spans and read.bits is None and narrow >= MOST * len(spans):
+            bits = max(high for _, high in spans.values()).bit_length()
+            bits = max(8, bits + bits % 2)  # as sensors have them: 10, 12 or 14
+            text = f"{source.name}: {narrow} of {len(spans)} 16-bit images use less than a sixteenth of the range"
+            findings.append(Finding("bits", ERROR, text, f"set bits={bits}, as many as their values have"))
+        return tuple(findings)
 
     return Images(shape, image, of_values)
 
@@ -126,22 +126,19 @@ def _head(path: Path) -> Head | None:
         return None
 
 
-def _size(source: Path, sizes: Counter[tuple[int, int]], read: Read, pixels: bool) -> tuple[int, int]:
-    """Return the height and width of all images."""
+def _size(source: Path, sizes: Counter[tuple[int, int]], read: Read) -> tuple[tuple[int, int], tuple[Finding, ...]]:
+    """Return the height and width of all images, and the finding that they have no size in common."""
     if read.size is not None:
-        return read.size, read.size
+        return (read.size, read.size), ()
     (usual, count), n = sizes.most_common(1)[0], sizes.total()
     if count >= MOST * n:
-        return usual
-    if pixels:
-        raise UsageError(
-            f"{source}: its images have {len(sizes)} sizes, and {count} of {n} are {usual[0]}x{usual[1]}: set "
-            "size=SIDE, such as 32, or take a model with a backbone"
-        )
+        return usual, ()
+
     short = sorted(min(size) for size in sizes.elements())
     enough = short[int(np.ceil(MOST * n)) - 1]
     side = next((side for side in SIDES if side >= enough), SIDES[-1])
-    return side, side
+    text = f"{source.name}: its images have {len(sizes)} sizes, and {count} of {n} are {usual[0]}x{usual[1]}"
+    return (side, side), (Finding("no_size", NOTE, text),)
 
 
 def _of_heads(source: Path, heads: Sequence[Head], shape: Shape) -> Iterable[Finding]:
@@ -150,7 +147,7 @@ def _of_heads(source: Path, heads: Sequence[Head], shape: Shape) -> Iterable[Fin
     other = n - sizes[shape[1:]]
     if other:
         text = f"{source.name}: {other} of {n} images of {len(sizes)} sizes brought to {describe(shape)}"
-        yield Finding("sizes", NOTE if other == n else WARNING, f"{text}, scaled to cover and cut at the centre")
+        yield Finding("sizes", WARNING, f"{text}, scaled to cover and cut at the centre")
     grey = sum(head.grey for head in heads)
     if 0 < grey < n:
         read = "grey" if shape[0] == 1 else "colour"
@@ -248,67 +245,61 @@ def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
         return fitted(image, shape)
 
 
-class _image:
-    """Context of an open image file, which is not decoded yet: Unreadable for whatever is wrong with the file."""
-
-    def __init__(self, path: Path | zipfile.Path):
-        self.path = path
-
-    def __enter__(self) -> Image.Image:
-        try:
-            if isinstance(self.path, Path):
-                plain(self.path)
-            self.file: IO[bytes] = self.path.open("rb")
-            with warnings.catch_warnings():  # about a large image, in two lines
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                is_dicom = Path(self.path.name).suffix.lower() in DICOM
-                self.image = dicom(self.file) if is_dicom else Image.open(self.file)
-            return self.image
-        except Exception as error:
-            raise _explained(self.path, error) from None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.image.close()
-        self.file.close()
-        if isinstance(error, CORRUPT) and not isinstance(error, UserError):
-            raise _explained(self.path, error) from None
+@contextmanager
+def _image(path: Path | zipfile.Path) -> Iterator[Image.Image]:
+    """Open an image file, which is not decoded yet. Unreadable for whatever is wrong with the file."""
+    try:
+        if isinstance(path, Path):
+            plain(path)
+        with path.open("rb") as file:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # two lines about a large image
+                image = dicom(file) if Path(path.name).suffix.lower() in DICOM else Image.open(file)
+            with image:
+                yield image
+    except CORRUPT as error:
+        raise _explained(path, error) from None
+    except KeyError:  # of an archive
+        raise _explained(path, FileNotFoundError()) from None
 
 
 def dicom(file: IO[bytes]) -> Image.Image:
-    """Return a DICOM image as it is shown: rescaled, in its window (VOI LUT), MONOCHROME1 inverted, 8 bits.
+    """Return a DICOM image as it is shown: rescaled, in its window (VOI LUT), MONOCHROME1 inverted, 8 bits. Of several
+    frames the first; colour as it is. UserError without pydicom, ValueError if the file is damaged."""
+    pydicom = _pydicom(file.name)
+    try:
+        image = pydicom.dcmread(file)
+        pixels = image.pixel_array[0] if int(image.get("NumberOfFrames", 1)) > 1 else image.pixel_array
+        if image.get("SamplesPerPixel", 1) > 1:
+            return Image.fromarray(pixels.astype(np.uint8))
 
-    UserError without pydicom (the extra `dicom`)."""
-    try:
-        from pydicom import dcmread
-        from pydicom.errors import InvalidDicomError
-        from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
-    except ImportError:
-        raise UserError(f"{file.name}: reading DICOM needs pydicom: pip install pubsel[dicom]") from None
-    try:
-        image = dcmread(file)
-        pixels = image.pixel_array
-    except (InvalidDicomError, AttributeError, NotImplementedError, RuntimeError) as error:
+        processing = pydicom.pixels.processing
+        values = processing.apply_voi_lut(processing.apply_modality_lut(pixels, image), image).astype(np.float64)
+        low, high = _black_and_white(image)
+        values = ((values - low) / (high - low)).clip(0, 1)
+        if image.PhotometricInterpretation == "MONOCHROME1":
+            values = 1 - values
+    except Exception as error:  # of many kinds, by what is damaged
         raise ValueError(str(error)) from None
-
-    # of several frames the first; colour is shown as it is
-    grey = image.get("SamplesPerPixel", 1) == 1
-    if int(image.get("NumberOfFrames", 1)) > 1:
-        pixels = pixels[0]
-    if not grey:
-        return Image.fromarray(pixels.astype(np.uint8))
-    values = apply_voi_lut(apply_modality_lut(pixels, image), image).astype(np.float64)
-    low, high = _shown(image)
-    values = ((values - low) / (high - low)).clip(0, 1)
-    if image.PhotometricInterpretation == "MONOCHROME1":
-        values = 1 - values
     return Image.fromarray((255 * values).round().astype(np.uint8))
 
 
-def _shown(image: Any) -> tuple[float, float]:
-    """Return the values of a DICOM image, after its look-up tables, that are shown black and white: all that its stored
-    bits can be. Never its darkest and brightest pixel, which differ from image to image."""
-    if "VOILUTSequence" in image:
-        return 0.0, 2.0 ** int(image.VOILUTSequence[0].LUTDescriptor[2]) - 1
+def _pydicom(name: str) -> Any:
+    """Return pydicom. UserError if it is not installed; name: of the file that needs it."""
+    try:
+        import pydicom
+        import pydicom.pixels.processing
+    except ImportError:
+        raise UserError(f"{name}: reading DICOM needs pydicom: pip install pubsel[dicom]") from None
+    return pydicom
+
+
+def _black_and_white(image: Any) -> tuple[float, float]:
+    """Return the values of a DICOM image, after its look-up tables, that are shown black and white: all that a table,
+    or its stored bits, can give. Never its darkest and brightest pixel, which differ from image to image."""
+    for name in ("VOILUTSequence", "ModalityLUTSequence"):
+        if name in image:
+            return 0.0, 2.0 ** int(image[name].value[0].LUTDescriptor[2]) - 1
     stored = int(image.get("BitsStored", 16))
     signed = int(image.get("PixelRepresentation", 0)) == 1
     low, high = (-(2.0 ** (stored - 1)), 2.0 ** (stored - 1) - 1) if signed else (0.0, 2.0**stored - 1)
@@ -320,26 +311,22 @@ def _shown(image: Any) -> tuple[float, float]:
 def dicom_tag(path: Path, tag: str) -> str:
     """Return the value of a tag in the head of a DICOM file, such as PatientID; empty if it has none. UserError for an
     unknown tag, or as `head_of`."""
-    from pydicom import dcmread
-    from pydicom.datadict import tag_for_keyword
-
-    if tag_for_keyword(tag) is None:
+    pydicom = _pydicom(str(path))
+    if pydicom.datadict.tag_for_keyword(tag) is None:
         raise UsageError(f"pair.unit={tag}: DICOM has no such tag: take one such as PatientID")
     try:
-        return str(dcmread(plain(path), stop_before_pixels=True, specific_tags=[tag]).get(tag, ""))
-    except Exception as error:
+        return str(pydicom.dcmread(plain(path), stop_before_pixels=True, specific_tags=[tag]).get(tag, ""))
+    except (pydicom.errors.InvalidDicomError, *CORRUPT) as error:
         raise _explained(path, error) from None
 
 
-def _explained(path: Path | zipfile.Path, error: Exception) -> Exception:
+def _explained(path: Path | zipfile.Path, error: Exception) -> UserError:
     """Return Unreadable; but if the system failed (Pillow's own errors have no number), the image may well be whole."""
-    if isinstance(error, UserError):
-        return error
-    if isinstance(error, FileNotFoundError | KeyError):
+    if isinstance(error, FileNotFoundError):
         return Unreadable(path, path.name, "no such image", "correct the path, or bring the file back")
     if isinstance(error, DecompressionBombError):
         many = f"more than {2 * MOST_PIXELS / 1e6:.0f} million pixels, maybe made to fill memory"
         return Unreadable(path, path.name, many)
     if isinstance(error, OSError) and error.errno is not None:
         return UserError(f"{path}: cannot be read: {limit(error) or error.strerror}")
-    return Unreadable(path, path.name) if isinstance(error, CORRUPT) else error
+    return Unreadable(path, path.name)

@@ -71,27 +71,15 @@ def _people(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) 
 def listing(path: Path, classes: int, shape: Shape) -> Listing:
     """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than
     memory."""
-    labels = arrays_of(path, ("train_labels", "test_labels"))
-    streams = [array_stream(path, f"{part}_images") for part in ("train", "test")]
-    train, test = (
-        Unread(images.image, labels_from(_checked_labels(path, part, images.n, labels[f"{part}_labels"])))
-        for part, images in zip(("train", "test"), streams, strict=True)
-    )
-    _check_both(path, (streams[0].shape, streams[1].shape), (train.y, test.y), classes, shape)
-    return Listing(train, test)
+    (train, test), labels = _streams(path, ("train", "test"), classes, shape)
+    return Listing(Unread(train.image, labels[0]), Unread(test.image, labels[1]))
 
 
 def listed_arrays(path: Path, unit: str | None = None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet. It may lack the test part: a fifth of its
     units is drawn then."""
     parts = ("train", "test") if "test_images" in image_arrays(path) else ("train",)
-    streams = [array_stream(path, f"{part}_images") for part in parts]
-    arrays = arrays_of(path, [f"{part}_labels" for part in parts])
-    labels = [
-        labels_from(_checked_labels(path, part, stream.n, arrays[f"{part}_labels"]))
-        for part, stream in zip(parts, streams, strict=True)
-    ]
-    _check_both(path, (streams[0].shape, streams[-1].shape), (labels[0], labels[-1]), None, None)
+    streams, labels = _streams(path, parts)
 
     # both parts are one listing, as of a folder, and the test part follows the training part
     y, n = torch.cat(labels), len(labels[0])
@@ -105,6 +93,20 @@ def listed_arrays(path: Path, unit: str | None = None) -> Listed:
         return listed
     people, findings = people_of(path.name, _people(path, unit, parts, [len(part) for part in labels]))
     return listed._replace(people=people, findings=findings)
+
+
+def _streams(
+    path: Path, parts: Sequence[str], classes: int | None = None, shape: Shape | None = None
+) -> tuple[list["Stream"], list[Tensor]]:
+    """Return the images and the labels of each part, checked as in `read`."""
+    streams = [array_stream(path, f"{part}_images") for part in parts]
+    arrays = arrays_of(path, [f"{part}_labels" for part in parts])
+    labels = [
+        labels_from(_checked_labels(path, part, stream.n, arrays[f"{part}_labels"]))
+        for part, stream in zip(parts, streams, strict=True)
+    ]
+    _check_both(path, (streams[0].shape, streams[-1].shape), (labels[0], labels[-1]), classes, shape)
+    return streams, labels
 
 
 def classes_from(y: Tensor) -> int:

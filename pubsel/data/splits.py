@@ -89,7 +89,7 @@ class Listed(NamedTuple):
     notes: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     shuffle: bool = False  # whether both parts are shuffled, or only one that is sorted by class
-    people: np.ndarray | None = None  # int64 [n], who each example is of (examples.unit_of), if that was asked for
+    people: np.ndarray | None = None  # int64 [n], who each example is of (examples.unit_of), if that was requested
     findings: tuple[Finding, ...] = ()
 
 

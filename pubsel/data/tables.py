@@ -27,16 +27,15 @@ LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys(TEST, "test") | dict.fromkeys((*VALIDATION, "dev"), "validation")
 NO_LABEL = ("", "nan", "null", "none", "<na>")  # folded
-FOLDS = 20  # numbers from 0 in a column called fold, at most
 BETWEEN = "|"  # of several labels
 
 Rows = list[dict[str, str]]
 
 
-def list_table(table: Path, unit: str | None, read: Read, pixels: bool) -> Listed:
+def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     """Return what is in a user's table. Paths are relative to it; labels are numbers or words, numbered in sorted
-    order. unit: the column that names the person of each image. pixels: a network is trained on them, so they need one
-    size. UserError for a table without the columns."""
+    order. unit: the column that names the person of each image. UserError for a table without the
+    columns."""
     rows = rows_in(table)
     columns = list(rows[0])
     path = column_of(table, columns, "path", PATHS, read.path)
@@ -81,7 +80,7 @@ def list_table(table: Path, unit: str | None, read: Read, pixels: bool) -> Liste
         test=test,
         classes=len(names),
         files=tuple(map(stamp, paths)),
-        images=lambda: alike(table, paths, read, pixels),
+        images=lambda: alike(table, paths, read),
         names=tuple(row[path] for row in rows),
         notes=notes,
         class_names=tuple(names),

@@ -107,7 +107,7 @@ def answered_text(names: dict[str, Any]) -> str:
 
 
 def in_a_sentence(names: Sequence[str], most: int = NAMED) -> str:
-    """Return names in a row, with the number of those beyond `most`."""
+    """Return names separated by commas, with the number of those beyond `most`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 

@@ -298,8 +298,8 @@ def _class_sizes(matrix: Released) -> tuple[Array, float]:
     rows, variance = _totals(counts.sum(-1), counts, n), (classes - 1) * sigma**2
     if matrix.sizes is None:
         return rows, variance
-    beside = matrix.sizes + (n - matrix.sizes.sum(-1))[..., None] / classes
-    return (rows + classes * beside) / (classes + 1), variance / (classes + 1)
+    released = matrix.sizes + (n - matrix.sizes.sum(-1))[..., None] / classes
+    return (rows + classes * released) / (classes + 1), variance / (classes + 1)
 
 
 def _totals(sums: Array, counts: Array, n: int) -> Array:
@@ -390,7 +390,7 @@ def _share(part: Array, variance: float, n: int) -> Ratio:
 
 
 def _within(ratio: Ratio, deviations: float) -> Callable[[Array], NDArray[np.bool_]]:
-    """Return what says whether T - p R is within so many of its deviations at p."""
+    """Return the test of whether T - p R, at p, is within `deviations` of its standard deviation."""
 
     def within(p: Array) -> NDArray[np.bool_]:
         at = ratio.moment(p)

@@ -107,8 +107,8 @@ def show_run(record: dict[str, Any]) -> str:
 
 
 def on_test_text(record: dict[str, Any], digits: int) -> str:
-    """Return what a record says of the test examples beside its utility, to follow this in a sentence; empty if it says
-    nothing. Not private."""
+    """Return the figures of a record on test examples, to follow its utility in a sentence; empty if it has none. Not
+    private."""
     tested = record.get("on_test")
     if tested is None:
         return ""

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from pubsel.files import digest
-from pubsel.settings.keys import RunConfig
+from pubsel.settings.keys import Overlap, RunConfig
 
 LONGEST = 255  # bytes of a folder's name, on most file systems
 
@@ -20,6 +20,11 @@ LONGEST = 255  # bytes of a folder's name, on most file systems
 def is_path(name: str) -> bool:
     """Return whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
     return os.sep in name or name.lower().endswith((".npz", ".csv", ".tsv", ".parquet"))
+
+
+def overlap_of(private: str, overlap: Overlap | None = None) -> Overlap:
+    """Return what `overlap` means for a private set: null is leave for a user's own data, refuse for a named set."""
+    return overlap or (Overlap.leave if is_path(private) else Overlap.refuse)
 
 
 def same_path(first: str, second: str) -> bool:
