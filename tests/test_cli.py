@@ -218,7 +218,7 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
         "training images of a class: 1 to 2",
         "./of_two.npz: train was sorted by class, shuffled by content",
         "warning: ./of_two.npz: 1 training images that are test images too left the private data",
-        "warning: ./of_two.npz: classes with fewer than 5 training images: 0 has 0, 1 has 2",
+        "warning: ./of_two.npz: classes with fewer than 50 training images may be lost in the noise: 0 has 0, 1 has 2",
     ]
 
 

@@ -140,6 +140,34 @@ def test_several_labels_of_an_image_are_several_labels(tmp_path):
     assert set(map(tuple, task.private.y.tolist())) == {(1, 1, 0), (1, 0, 0), (0, 1, 0), (1, 0, 1)}
 
 
+@pytest.mark.parametrize("value", ["1", "1.0"])
+def test_a_column_for_each_class_gives_the_classes(tmp_path, value):
+    path = table(tmp_path / "t", lambda i: ",".join(value if Y[i] % 3 == c else "0" for c in range(3)), "path,A,B,C")
+    task = task_of(path)
+    assert (task.names, task.metric, task.private.y.dim()) == (("A", "B", "C"), "accuracy", 1)
+    assert "classes by the columns A, B, C" in named(task)["columns"].text
+
+    # a row with several classes changes nothing about the others
+    of = [",".join(value if Y[i] % 3 == c or i == 5 else "0" for c in range(3)) for i in range(100)]
+    path = table(tmp_path / "u", of.__getitem__, "path,A,B,C")
+    with pytest.raises(UserError, match=r"1 of 100 rows have several classes, and are left out.*accept=\[conflict\]"):
+        task_of(path)
+    assert task_of(path, accept=["conflict"]).metric == "accuracy"
+
+
+def test_a_column_for_each_label_gives_several_labels(tmp_path):
+    told = ("1,0,0", "0,1,1", "0,0,0", "0,1,0")
+    task = task_of(table(tmp_path / "t", lambda i: told[i % 4], "path,A,B,C"))
+    assert (task.names, task.metric) == (("A", "B", "C"), "auc")
+    assert set(map(tuple, task.private.y.tolist())) == {(1, 0, 0), (0, 1, 1), (0, 0, 0), (0, 1, 0)}
+    assert len(task.private.y) + len(task.test.y) == 100  # an example without a label is one of none of them
+
+    path = table(tmp_path / "u", lambda i: ("1,0,-1", "0,1,1", ",0,0", "0,1,0")[i % 4], "path,A,B,C")
+    with pytest.raises(UserError, match=r"50 of 300 labels are not known .*accept=\[not_known\]"):
+        task_of(path)
+    assert task_of(path, accept=["not_known"]).private.y.sum() == task.private.y.sum()
+
+
 def test_a_row_that_repeats_another_is_one_example(tmp_path):
     path = table(tmp_path / "t", lambda i: Y[i] % 2)
     path.write_text(path.read_text() + "\n" + "\n".join(path.read_text().splitlines()[1:]))

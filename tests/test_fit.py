@@ -242,10 +242,9 @@ def test_people_are_protected_and_measured(capsys, tmp_path):
 def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(capsys, tmp_path):
     draw(tmp_path / "few", 0, 90)
     folder = str(tmp_path / "few")
-    lines, _ = fitted(capsys, "dry=true", "epsilon=0.5", f"to={tmp_path}/release", private=folder)
-    text = "\n".join(lines)
-    assert "warning: classes with fewer than 50 training images may be lost in the noise: cat has " in text
-    assert "warning: the measured accuracy will be uncertain by up to " in text
+    lines, told = fitted(capsys, "dry=true", "epsilon=0.5", f"to={tmp_path}/release", private=folder)
+    assert "few: classes with fewer than 50 training images may be lost in the noise: cat has " in told
+    assert "warning: the measured accuracy will be uncertain by up to " in "\n".join(lines)
 
 
 SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/cat/..")

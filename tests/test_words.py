@@ -193,6 +193,13 @@ def test_each_command_reads_paths_of_any_letters(command: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("command", ["rank", "fit"])  # by Hydra, and by OmegaConf alone
+@pytest.mark.parametrize("name", ["./${a}", "./${oc.env:HOME}/x", "./\\${a}", "./$a"])
+def test_a_path_that_is_passed_on_is_no_interpolation(command: str, name: str) -> None:
+    with composed(command, words_of({"private": name, "public": [name]})) as values:
+        assert (values.private, list(values.public)) == (name, [name])
+
+
 @QUICK
 @given(st.sampled_from(["fit", "data", "predict"]), NAMES)
 def test_a_path_without_its_key_is_read_whatever_it_has(command: str, name: str) -> None:
@@ -203,7 +210,7 @@ def test_a_path_without_its_key_is_read_whatever_it_has(command: str, name: str)
 
 
 @settings(QUICK, max_examples=3)
-@given(TYPED.filter(lambda name: "${" not in name), st.lists(ITEMS, min_size=1, max_size=2))
+@given(TYPED, st.lists(ITEMS, min_size=1, max_size=2))
 def test_the_settings_of_a_record_compose_to_themselves(name: str, names: list[str]) -> None:
     record = {"private": name, "public": [names, *names], "distance": {"name": "gsd", "about": name}}
     with composed("rank", line.overrides(record)) as values:

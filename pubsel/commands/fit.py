@@ -44,7 +44,6 @@ from pubsel.settings.keys import (
 from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
-FEW = 50  # training images of a class, below which it is said that they are few
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
 GREY, COLOUR = "scattering", "resnet50_sl"  # names in conf/model
 WEIGHTS = "model.safetensors"  # of a model that timm publishes
@@ -274,17 +273,9 @@ def _labels(settings: FitConfig, task: Task, publics: dict[str, Public]) -> Iter
 
 def _doubts(settings: FitConfig, task: Task) -> Iterator[str]:
     """Yield what a statistician would say before the budget is spent."""
-    y, held, several = task.private.y, task.held_out_units, task.private.y.dim() == 2
-    per_class = (y.sum(0).int() if several else y.bincount(minlength=task.classes)).tolist()
-    names = task.names or tuple(map(str, range(task.classes)))
-    few = [f"{name} has {many}" for name, many in zip(names, per_class, strict=True) if many < FEW]
-    listed = ", ".join(few[:5] + ["..."] * (len(few) > 5))
-    if few:
-        what = "labels" if several else "classes"
-        yield f"  warning: {what} with fewer than {FEW} training images may be lost in the noise: {listed}"
-
-    # The variance of the noise is that of `quality.accuracy`.
-    if held and y.dim() == 1 and task.metric == "accuracy":
+    # the variance of the noise is that of `quality.accuracy`
+    held = task.held_out_units
+    if held and task.private.y.dim() == 1 and task.metric == "accuracy":
         plan = accountant.plan(settings.epsilon, settings.delta, 1.0, 1, math.sqrt(2))
         noise = accountant.deviation(plan.noise_multiplier, math.sqrt(2)) * math.sqrt(1 - 1 / task.classes)
         half = quality.DEVIATIONS * math.sqrt(noise**2 + held / 4) / held

@@ -251,6 +251,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     table, public, public_findings, notes = _with_public(pair, opened, table, how, read)
     table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how)
     findings += [*public_findings, *out_findings]
+    findings += () if published else as_classes(table, source.classes, source.names)
     settle(findings, pair.read.accept or [])
     whose = source.groups and source.groups[0]
     private, people = side(source.train, table.has(Role.private)[~table.test], whose)

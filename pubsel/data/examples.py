@@ -40,7 +40,8 @@ Ints = NDArray[np.int64]
 NOT_KNOWN = {"", "nan", "none", "null", "na", "n/a", "unknown", "-", "?"}  # folded names of nobody
 INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))  # soft hyphens, zero-width characters
 QUOTES = "\"'`\u2018\u2019\u201c\u201d\u00ab\u00bb"
-FEW = 5  # training images of a class
+FEW = 50  # training images of a class, below which it may be lost in the noise
+NAMED = 5  # classes that a finding names
 LARGE = 0.1  # share of all examples above which one person is doubtful
 USUAL = 3  # times the mean number of examples of a person, below which nobody is
 
@@ -264,10 +265,8 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
     counts = table.y[train].sum(0).int() if several else table.y[train].bincount(minlength=classes)
     few = [f"{names[i] if names else i} has {count}" for i, count in enumerate(counts.tolist()) if count < FEW]
     if few and classes > 1:
-        what = "labels" if several else "classes"
-        findings.append(
-            Finding("few", WARNING, f"{table.name}: {what} with fewer than {FEW} training images: {first_of(few, FEW)}")
-        )
+        what = f"{table.name}: {'labels' if several else 'classes'} with fewer than {FEW} training images"
+        findings.append(Finding("few", WARNING, f"{what} may be lost in the noise: {first_of(few, NAMED)}"))
     return tuple(findings)
 
 

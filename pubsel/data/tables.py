@@ -16,7 +16,7 @@ import torch
 from pubsel.data.examples import folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of
-from pubsel.data.images import alike
+from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError
@@ -27,6 +27,7 @@ LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys(TEST, "test") | dict.fromkeys((*VALIDATION, "dev"), "validation")
 NO_LABEL = ("", "nan", "null", "none", "<na>")  # folded
+NOT_TOLD = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 
 Rows = list[dict[str, str]]
@@ -39,13 +40,15 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     rows = rows_in(table)
     columns = list(rows[0])
     path = column_of(table, columns, "path", PATHS, read.path)
-    label = column_of(table, columns, "label", LABELS, read.label)
+    several = _label_columns(table, rows, {path, unit, read.split}) if read.label is None else []
+    rows, about_several = _in_one_column(table, rows, several)
+    label = LABELS[0] if several else column_of(table, columns, "label", LABELS, read.label)
     if unit in (path, label) or (unit is not None and unit not in columns):
         named = f"name the column of {table.name} that says who an image is of" if unit in (path, label) else ""
         raise UsageError(f"pair.unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
     side, about_split = _side(table, rows, read.split, {path, label, unit})
-    used = {path, label, unit, side}
-    findings = [*about_split]
+    used = {path, label, unit, side, *several}
+    findings = [*about_several, *about_split]
     if unused := [column for column in columns if column not in used]:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
@@ -164,6 +167,44 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
     return (of_sides[0] if of_sides else None), ()
 
 
+def _label_columns(table: Path, rows: Rows, taken: set[str | None]) -> list[str]:
+    """Return the columns of a table that are a label each, with 1 where an example has it: all that are nothing else,
+    if no column has a usual name and there are two or more."""
+    others = [column for column in rows[0] if column and column not in taken]
+    if any(_plain(column) in LABELS for column in others):
+        return []
+    columns = [column for column in others if {folded(row[column]) for row in rows} <= {"0", "1", *NOT_TOLD}]
+    return columns if len(columns) > 1 and any(folded(row[c]) == "1" for c in columns for row in rows) else []
+
+
+def _in_one_column(table: Path, rows: Rows, columns: Sequence[str]) -> tuple[Rows, tuple[Finding, ...]]:
+    """Return the rows with the labels of several columns in one, as A|B, and findings. If nine tenths of the rows have
+    one label each, these are classes, and a row with several is left out."""
+    if not columns:
+        return rows, ()
+    values = pd.DataFrame(rows)[list(columns)].map(folded)
+    many = (values == "1").sum(axis=1).to_numpy()
+    classes = (many == 1).mean() >= MOST
+    text = f"{table.name}: {'classes' if classes else 'labels'} by the columns {first_of(columns, 10)}"
+    findings = [Finding("columns", NOTE, text)]
+    unknown = int(values.isin(NOT_TOLD).to_numpy().sum())
+    if unknown and not classes:
+        text = f"{table.name}: {unknown} of {values.size} labels are not known (nothing, nan, -1)"
+        findings.append(
+            Finding("not_known", ERROR, text, "write 0 or 1, or leave these rows out; accepted, they are 0")
+        )
+
+    # an example without any label is one of none of them, but of no class
+    none = "" if classes else BETWEEN
+    texts = [BETWEEN.join(c for c in columns if value[c] == "1") or none for value in values.to_dict("records")]
+    rows = [row | {LABELS[0]: label} for row, label in zip(rows, texts, strict=True)]
+    if classes and (many > 1).any():
+        text = f"{table.name}: {int((many > 1).sum())} of {len(rows)} rows have several classes, and are left out"
+        findings.append(Finding("conflict", ERROR, text, "give each one class"))
+        rows = [row for row, count in zip(rows, many, strict=True) if count < 2]
+    return rows, tuple(findings)
+
+
 class Words(NamedTuple):
     """The labels of a table: the names of classes in order, and the class of each way in which one is written."""
 
@@ -202,14 +243,16 @@ def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list
 
 def _labelled(table: Path, rows: Rows, label: str, words: Words) -> tuple[Rows, list[Finding]]:
     """Return the rows whose label is known, and findings."""
-    known = [row for row in rows if any(part in words.numbers for part in row[label].split(BETWEEN))]
+
+    def is_known(row: dict[str, str]) -> bool:
+        return row[label] == BETWEEN or any(part in words.numbers for part in row[label].split(BETWEEN))
+
+    known = [row for row in rows if is_known(row)]
     if not known:
         raise UserError(f"{table}: no row has a label in column {label}")
     if len(known) == len(rows):
         return rows, []
-    others = first_of(
-        row[label] or "nothing" for row in rows if not any(part in words.numbers for part in row[label].split(BETWEEN))
-    )
+    others = first_of(row[label] or "nothing" for row in rows if not is_known(row))
     text = f"{table.name}: {len(rows) - len(known)} of {len(rows)} rows have no label ({others}) and are left out"
     return known, [Finding("unlabelled", WARNING, text)]
 

@@ -59,7 +59,7 @@ def overrides(settings: Mapping[str, Any], free: tuple[str, ...] = ()) -> list[s
 
 
 def written(value: Any) -> str:
-    """Return a JSON value in Hydra's grammar of overrides."""
+    """Return a JSON value in Hydra's grammar of overrides; no part of a text is an interpolation."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{written(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -68,7 +68,7 @@ def written(value: Any) -> str:
         return json.dumps(value)
     if value == "inf" or (PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT):
         return value
-    return in_quotes(value)
+    return in_quotes(uninterpolated(value))
 
 
 def in_quotes(text: str, quote: str = "'") -> str:
