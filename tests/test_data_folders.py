@@ -65,10 +65,10 @@ def test_what_is_ignored_is_named_with_its_count(tmp_path):
     images(tmp_path, 1)
     images(tmp_path / "train" / "a" / "deep", 2)
     n_train, n_test, _, _ = counts(tmp_path)
-    assert (n_train, n_test) == (10, 6)
+    assert (n_train, n_test) == (10, 14)  # val is one with the test part
     (finding,) = open_dataset(str(tmp_path), "", False).findings
     assert finding.name == "not_read"
-    assert finding.text == f"{tmp_path.name}: 15 images are not read: 8 in val, 4 in old, 2 in train/a/deep, ..."
+    assert finding.text == f"{tmp_path.name}: 7 images are not read: 4 in old, 2 in train/a/deep, 1 in ."
 
 
 def test_a_class_may_be_called_train_or_test(tmp_path):

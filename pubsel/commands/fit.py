@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel.cell import choose_device
-from pubsel.data import MOST_PUBLIC, Task, load, open_dataset, same_examples, same_names
+from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.privacy import accountant
@@ -37,7 +37,6 @@ from pubsel.settings.keys import (
     Overlap,
     Pair,
     PublicLabels,
-    Read,
     RunConfig,
     read_of,
 )
@@ -211,7 +210,7 @@ def _publics(settings: FitConfig) -> dict[str, Public]:
         if same_examples(settings.private, name, settings.data_root):
             raise UsageError(f"{key}=[{name}]: this is the private data: take another set")
         source = open_dataset(
-            name, settings.data_root, settings.download, None, settings.keep, Read(skip=settings.skip)
+            name, settings.data_root, settings.download, None, settings.keep, of_public_data(read_of(settings))
         )
         m = len(source.train.y) + len(source.test.y)
         if key == "public":

@@ -31,6 +31,7 @@ from pubsel.data.examples import (
     as_classes,
     drawn,
     examples_of,
+    folded,
     hold_out,
     in_hash_order,
     one_side,
@@ -188,6 +189,7 @@ def load(
     `open_dataset`; pixels: as in `Reader`.
     """
     with keys_of_pair():
+        check_read(pair.private, pair.read)
         return _loaded(pair, Reader(data_root, download, through, keep=keep), pixels)
 
 
@@ -231,7 +233,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     """Return the task as `load` does."""
     data_root = read.data_root
     opened = read._replace(unit=pair.unit, rules=pair.read, pixels=pixels)(pair.private)
-    of_public = Read(accept=pair.read.accept, skip=pair.read.skip)
+    of_public = of_public_data(pair.read)
     _check_private(pair, opened.used)
 
     # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
@@ -281,6 +283,24 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     )
 
 
+def of_public_data(read: Read) -> Read:
+    """Return the rules by which public files are read: those of the private ones that do not name a part of them."""
+    return Read(accept=read.accept, skip=read.skip, labels=read.labels, bits=read.bits)
+
+
+def check_read(name: str, read: Read) -> None:
+    """Raise UsageError for a rule of reading that has no effect on a private set: two requests that differ in it alone
+    would differ in their noise."""
+    of_tables, of_files = ("path", "label", "split", "labels"), ("size", "channels", "bits", "skip")
+    path = Path(name).expanduser()
+    what = "a set of conf/dataset" if not is_path(name) else "a folder" if path.is_dir() else "arrays"
+    unused = of_tables if what == "a folder" else (*of_tables, *of_files)
+    if what == "arrays" and path.suffix.lower() in folders.TABLES:
+        return
+    if key := next((key for key in unused if getattr(read, key) != getattr(Read(), key)), None):
+        raise UsageError(f"{key}=...: {name} is {what}, on which it has no effect: remove it")
+
+
 def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...]]:
     """Return the training examples of a private set, each different one of a user's once, and findings."""
     table, findings = without_copies(_table(opened, not is_path(opened.name)))
@@ -290,6 +310,7 @@ def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tup
 
 def checked(name: str, data_root: str, keep: bool, unit: str | None, read: Read) -> tuple[Source, tuple[Finding, ...]]:
     """Return a dataset, and all findings on it as private data."""
+    check_read(name, read)
     source = open_dataset(name, data_root, False, unit, keep, read)
     table, copies = without_copies(_table(Opened(name, source, source), not is_path(name)))
     table, sides = one_side(table, Overlap.leave)
@@ -725,7 +746,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
             seen.append((f"the public set {name}", (digests,)))
 
         x, changed = _like(name, chosen.used.test.x, like, convert)
-        parts[place] = Split(x, chosen.used.test.y)
+        parts[place] = Split(x, _as_numbered(chosen, against))
         classes.add(opened.used.classes)
         notes += opened.used.notes + _both_parts(name, opened.used, share) + changed
         taken += share if same else 0
@@ -737,6 +758,22 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
     return _Public(_together(dealt, of_task, pool), taken, notes, each, public)
+
+
+def _as_numbered(chosen: Opened, against: Opened | None) -> Tensor:
+    """Return the labels of a user's public examples by the numbers that the classes of their names have in the private
+    set, if all have one there; otherwise numbers as they are, and words in sorted order."""
+    y, of = chosen.used.test.y, chosen.used
+    if against is None or y.dim() != 1 or against.used.train.y.dim() != 1 or not is_path(chosen.name):
+        return y
+    ours = against.used.names or tuple(map(str, range(against.used.classes)))
+    theirs = of.names or tuple(map(str, range(of.classes)))
+    numbers = {folded(name): number for number, name in enumerate(ours)}
+    if not {folded(name) for name in theirs} <= numbers.keys():
+        if not all(map(str.isdecimal, theirs)):
+            return y
+        numbers = {name: int(name) for name in theirs}
+    return torch.tensor([numbers[folded(name)] for name in theirs], dtype=y.dtype)[y]
 
 
 def _together(parts: list[Split], of_task: bool, pool: bool) -> Split:

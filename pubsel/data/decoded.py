@@ -50,7 +50,7 @@ MANY = 10_000  # files, which take longer to open than their pixels to read
 MOST = 2  # sets that a process holds for its next cell
 CHUNK = 16  # images that a thread reads at a time
 COPIED = 1024  # images that are copied at a time
-RULES = "2"  # changes with the rules by which images are read, so that those of other rules are read again
+RULES = "3"  # changes with the rules by which images are read, so that those of other rules are read again
 T = TypeVar("T")
 R = TypeVar("R")
 NAMED = 2  # files that a message names
@@ -182,7 +182,7 @@ def _fingerprint(listed: Listed, read: Read) -> str:
     arrays = [listed.y.contiguous().numpy(), listed.test, listed.people]
     parts = (b"" if part is None else f"{part.shape}".encode() + part.tobytes() for part in arrays)
     rules = f"{RULES} {read.skip} {read.size} {read.channels} {read.bits} {listed.shuffle}"
-    return digest(("\0".join((rules, *listed.files)), *parts))
+    return digest(("\0".join((rules, *listed.files, *listed.class_names)), *parts))
 
 
 def _order(this: Reading, rows: Rows) -> Order:
@@ -191,7 +191,7 @@ def _order(this: Reading, rows: Rows) -> Order:
     listed, notes = this.listed, tuple[str, ...]()
     test = listed.test
     if test is None:
-        unit = rows.shaped if listed.people is None else listed.people
+        unit = rows.decoded if listed.people is None else listed.people
         test, by = drawn(unit, TEST_FRACTION, "test"), "content" if listed.people is None else "person"
         many = int((test & rows.readable).sum())
         notes = (f"{Path(this.name).name}: {many} of {len(test)} images held out as the test set, by {by}",)
@@ -202,7 +202,7 @@ def _order(this: Reading, rows: Rows) -> Order:
         at = np.flatnonzero(which & rows.readable)
         by_class = sorted_by_class(listed.y[torch.from_numpy(at)])
         if by_class or listed.shuffle:
-            at = at[in_hash_order(rows.shaped[at], "order")]
+            at = at[in_hash_order(rows.decoded[at], "order")]
             was = " was sorted by class," * by_class
             notes += (f"{this.name}: {part}{was} shuffled by content",)
         orders.append(torch.from_numpy(at))

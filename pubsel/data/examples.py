@@ -37,11 +37,29 @@ from pubsel.settings.keys import Overlap
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-NOT_KNOWN = {"", "nan", "none", "null", "na", "n/a", "unknown", "-", "?"}  # folded names of nobody
-INVISIBLE = dict.fromkeys(map(ord, "\u00ad\u200b\u200c\u200d\u2060\ufeff"))  # soft hyphens, zero-width characters
-QUOTES = "\"'`\u2018\u2019\u201c\u201d\u00ab\u00bb"
+UNTOLD = {
+    "",
+    "nan",
+    "nat",
+    "none",
+    "null",
+    "na",
+    "n/a",
+    "n.a.",
+    "<na>",
+    "#n/a",
+    "missing",
+    "not available",
+    "undefined",
+}
+NOT_KNOWN = {*UNTOLD, "unknown", "not known", "nil", "anonymous", "anonymized", "anonymised", "anon", "\\n", "(blank)"}
+NUMBERS_OF_NOBODY = {"-1", "-9", "-99", "-999", "0", "9", "99", "999", "9999"}  # if one person has many examples
+UNSEEN = {"Cc", "Cf"}  # Unicode's categories of characters that are not printed
+UNSEEN_MARKS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F}  # that change how the last one is printed
+AROUND = "\"'`=^ \u2018\u2019\u201a\u201c\u201d\u201e\u2039\u203a\u00ab\u00bb"  # quotes, ="P7" of a table, ^ of DICOM
 FEW = 50  # training images of a class, below which it may be lost in the noise
 NAMED = 5  # classes that a finding names
+MANY = 20  # classes that are never too many
 LARGE = 0.1  # share of all examples above which one person is doubtful
 USUAL = 3  # times the mean number of examples of a person, below which nobody is
 
@@ -97,7 +115,8 @@ def examples_of(
     example with its copies."""
     both = joined(content)
     test = np.arange(len(both.own)) >= len(y[0])
-    unit = both.shaped if people is None else torch.cat(list(people)).numpy()
+    # the image as it was decoded: its digest depends on no other image, as the shape of all does
+    unit = both.own if people is None else torch.cat(list(people)).numpy()
     role = np.where(test, Role.test, Role.private).astype(np.int8)
     return Examples(name, test, torch.cat(list(y)), both, unit, role, people is not None, published, examples)
 
@@ -107,9 +126,15 @@ def examples_of(
 
 def folded(key: str) -> str:
     """Return a name as people compare it: without quotes, invisible characters and blanks around it, in one Unicode
-    form and one case; numbers without leading zeros and `.0`."""
-    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", key).translate(INVISIBLE).casefold())
-    text = " ".join(text.split()).strip(QUOTES + " ")
+    form, one case and with one kind of dash; numbers without leading zeros and `.0`."""
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", " ".join(key.split())).casefold())
+    kinds = map(unicodedata.category, text)
+    text = "".join(
+        "-" if kind == "Pd" else char
+        for char, kind in zip(text, kinds, strict=True)
+        if kind not in UNSEEN and ord(char) not in UNSEEN_MARKS
+    )
+    text = " ".join(text.split()).strip(AROUND)
     number = re.fullmatch(r"\+?(-?)0*(\d+)(\.0*)?", text, re.ASCII)
     return number[1] + number[2] if number else text
 
@@ -124,7 +149,7 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
     """Return the person of each of n examples, int64 [n], and what is doubtful about their names. what: the set."""
     names = {key: folded(key) for key in set(keys)}
     findings = []
-    unknown = [key for key in keys if names[key] in NOT_KNOWN]
+    unknown = [key for key in keys if names[key] in NOT_KNOWN or not any(map(str.isalnum, names[key]))]
     if unknown:
         text = f"{what}: {len(unknown)} of {len(keys)} examples name nobody ({first_of(map(repr, unknown))})"
         findings.append(Finding("nobody", ERROR, text, "say who they are of, or leave them out"))
@@ -142,8 +167,9 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
     sizes, n = Counter(names[key] for key in keys), len(keys)
     large = [f"{name} has {size}" for name, size in sizes.items() if size > max(LARGE * n, USUAL * n / len(sizes))]
     if large:
+        severity = ERROR if NUMBERS_OF_NOBODY & {text.rpartition(" has ")[0] for text in large} else WARNING
         text = f"{what}: more than a tenth of its {n} examples are of one person: {first_of(large)}"
-        findings.append(Finding("large", WARNING, text, "if that is no person, leave these out"))
+        findings.append(Finding("large", severity, text, "if that is no person, leave these out"))
     return np.array([unit_of(names[key]) for key in keys], dtype=np.int64), tuple(findings)
 
 
@@ -175,14 +201,14 @@ def in_hash_order(unit: Ints, purpose: str, seed: int = 0) -> Ints:
 def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table of a user's own set with each different image once for each unit, and findings.
 
-    Images with equal content and equal label are one example of their unit, whichever copy stays. Without people, an
-    image with several labels is left out: nobody can say which one is right, and the decision is by its own unit alone.
+    Images with equal content and equal label are one example of their unit, whichever copy stays. An image that a unit
+    has with several labels is left out: nobody can say which one is right, and the decision is by its own unit alone.
     """
     if table.published:
         return table, ()
 
     # rows of one unit with equal content and label, in one part, are copies of each other
-    frame = pd.DataFrame({"unit": table.unit, "content": table.content.shaped, "test": table.test})
+    frame = pd.DataFrame({"unit": table.unit, "content": table.content.own, "test": table.test})
     frame["label"] = np.unique(table.y.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
     copies = frame.duplicated().to_numpy()
     findings = []
@@ -192,14 +218,12 @@ def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
         findings.append(Finding("copies", WARNING, f"{text}, the first {table.first(copies)}"))
     table = table.move(copies, Role.left_out)
 
-    if not table.people:
-        several = frame.groupby("content")["label"].transform("nunique").to_numpy() > 1
-        if several.any():
-            text = f"{table.name}: {int(several.sum())} images have copies with other labels"
-            text += f", the first {table.first(several)}"
-            findings.append(Finding("conflict", ERROR, text, "give each one label, or leave them out"))
-        table = table.move(several, Role.left_out)
-    return table, tuple(findings)
+    several = frame.groupby(["unit", "content"])["label"].transform("nunique").to_numpy() > 1
+    if several.any():
+        text = f"{table.name}: {int(several.sum())} images have copies with other labels"
+        text += f", the first {table.first(several)}"
+        findings.append(Finding("conflict", ERROR, text, "give each one label, or leave them out"))
+    return table.move(several, Role.left_out), tuple(findings)
 
 
 def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
@@ -209,16 +233,15 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
     With people, an image that two people have stays with both: what one has may not decide about another.
     """
     train, test = table.has(Role.private), table.has(Role.test)
-    if table.people:
+    whose, what = ("people with training images", "pair.unit: ") if table.people else ("training images too", "")
+    if table.people or not table.published:
         on_both = np.isin(table.unit, table.unit[train]) & test
         again = np.isin(table.unit, table.unit[test]) & train
-        whose, what = "people with training images", "pair.unit: "
     else:
         on_both = test.copy()
         on_both[test] = among(rows(table.content, test), rows(table.content, train))
         again = train.copy()
         again[train] = among(rows(table.content, train), rows(table.content, test))
-        whose, what = "training images too", ""
 
     count, n = int(on_both.sum()), int(test.sum())
     if not count:
@@ -263,8 +286,16 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
         findings.append(Finding("one", ERROR, text))
     several = table.y.dim() == 2
     counts = table.y[train].sum(0).int() if several else table.y[train].bincount(minlength=classes)
-    few = [f"{names[i] if names else i} has {count}" for i, count in enumerate(counts.tolist()) if count < FEW]
-    if few and classes > 1:
+    known = [names[i] if names else str(i) for i in range(len(counts))]
+    few = [f"{name} has {count}" for name, count in zip(known, counts.tolist(), strict=True) if count < FEW]
+    lost = [name for name, count in zip(known, counts.tolist(), strict=True) if not count and not several]
+    if classes > max(MANY, len(table.role) / 10):
+        text = f"{table.name}: {classes} classes of {len(table.role)} examples"
+        findings.append(Finding("many", ERROR, text, "if these are measurements, give classes as labels"))
+    elif lost and classes > 1:
+        text = f"{table.name}: no training image of a class is left: {first_of(lost, NAMED)}"
+        findings.append(Finding("class_lost", ERROR, text, "give some, or leave the class out"))
+    elif few and classes > 1:
         what = f"{table.name}: {'labels' if several else 'classes'} with fewer than {FEW} training images"
         findings.append(Finding("few", WARNING, f"{what} may be lost in the noise: {first_of(few, NAMED)}"))
     return tuple(findings)

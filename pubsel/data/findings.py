@@ -7,7 +7,8 @@ note is in the record alone.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pubsel.messages import UserError, say
+from pubsel.messages import UsageError, UserError, say
+from pubsel.settings.schema import nearest
 
 NOTE, WARNING, ERROR = "note", "warning", "error"
 EXAMPLES = 2  # that a finding shows
@@ -15,7 +16,8 @@ EXAMPLES = 2  # that a finding shows
 # The names by which findings are accepted, in the order of the reference.
 NAMES = {
     "unreadable": "files that are no images, or damaged ones; skip=true leaves them out",
-    "class_lost": "a class folder without an image that can be read: its class would be missing",
+    "class_lost": "a class without an image that can be read, or is left for training",
+    "many": "more classes than a tenth of the examples: measurements are no labels",
     "not_read": "files and folders next to the images that are not read",
     "hidden": "hidden folders, such as .ipynb_checkpoints, which are no classes",
     "nobody": "examples whose person is not named: nan, unknown, - or nothing",
@@ -71,7 +73,10 @@ def not_accepted(findings: Sequence[Finding], accept: Sequence[str]) -> list[Fin
 
 
 def settle(findings: Sequence[Finding], accept: Sequence[str]) -> None:
-    """Print the warnings, each once in a process, and the errors that are accepted. UserError with all others."""
+    """Print the warnings, each once in a process, and the errors that are accepted. UserError with all others.
+    UsageError for an accepted name that no finding has."""
+    if unknown := [name for name in accept if name not in NAMES]:
+        raise UsageError(f"accept=[{unknown[0]}]: no such finding{nearest(unknown[0], NAMES)}")
     for finding in findings:
         if finding.severity != NOTE and (finding.severity == WARNING or finding.name in accept):
             if finding not in _PRINTED:

@@ -21,10 +21,11 @@ from pubsel.messages import UsageError, UserError
 from pubsel.settings.datasets import Dataset
 from pubsel.settings.keys import Read
 
-TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
+TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "valid", "validation", "dev")
 NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # of the images, or units, that are held out where nobody gives a test part
 TABLES = (".csv", ".tsv", ".parquet")
+MORE = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 
 
@@ -79,7 +80,7 @@ class Layout(NamedTuple):
     """The places of the images of a user's folder."""
 
     train: Path  # contains class folders, or images
-    test: Path | None
+    held: tuple[Path, ...]  # the test part, and the validation part, which is one with it
     classes: list[str]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -96,22 +97,28 @@ def layout(folder: Path, people: bool = False) -> Layout:
         return next((within[name] for name in names if name in within and any(_images_below(within[name]))), None)
 
     # A class may be called train: then it has images, and so have folders next to it.
-    train, test, validation = (named(names) for names in (TRAIN, TEST, VALIDATION))
-    others = [path for name, path in within.items() if name not in TRAIN + TEST + VALIDATION]
+    train, *held = (named(names) for names in (TRAIN, TEST, VALIDATION))
+    others = [path for name, path in within.items() if name not in PARTS]
     if train is None or (not class_folders(train, people) and any(_has_images_of(path, people) for path in others)):
-        train, test, validation = folder, None, None
+        train, held = folder, []
     classes = class_folders(train, people)
+    findings = list(_lost(folder, train, classes))
+    if train == folder and (parts := [name for name in classes if name.lower() in (*TEST, *VALIDATION)]) and others:
+        text = f"{folder.name}: {parts[0]} is next to class folders, and would be a class"
+        findings.append(Finding("split", ERROR, text, "put the other classes into train, or move this folder"))
 
     # images without classes, as a competition's test part has them, cannot be tested on
-    notes, findings = tuple[str, ...](), list[Finding]()
-    for part in [part for part in (test, validation) if part is not None and classes]:
-        if not class_folders(part, people):
-            text = f"{folder.name}: {part.name} has {len(all_images(part))} images without classes, which are not read"
-            findings.append(Finding("not_read", WARNING, text, "give them to pubsel predict"))
-            test, validation = (None if kept == part else kept for kept in (test, validation))
-    if train != folder and test is None and validation is not None:
-        test, notes = validation, (f"{folder.name}: {validation.name} is used as the test set",)
-    return Layout(train, test, classes, notes, (*findings, *_lost(folder, train, classes)))
+    kept = list[Path]()
+    for part in [part for part in held if part is not None]:
+        if not classes or class_folders(part, people):
+            kept.append(part)
+            continue
+        text = f"{folder.name}: {part.name} has {len(all_images(part))} images without classes, which are not read"
+        findings.append(Finding("not_read", WARNING, text, "give them to pubsel predict"))
+    notes = tuple(
+        f"{folder.name}: {part.name} is used as the test set" for part in kept if part.name.lower() not in TEST
+    )
+    return Layout(train, tuple(kept), classes, notes, tuple(findings))
 
 
 def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
@@ -142,10 +149,10 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     """Return what is in a user's image folder: folder/train/<class>/* and folder/test/<class>/*, or
     folder/<class>/*, or a flat folder of images (one class: public data, or ranking, only).
 
-    Without a test part, the validation part (val, valid, validation) is the test set; without either, a fifth is drawn.
-    A finding counts the images that are not read. Size and colour are those of nine tenths (`alike`). unit: "folder"
-    for folder/<class>/<person>/*; or a tag of DICOM files, such as PatientID; a person may be in several classes.
-    UserError for a folder that is absent or empty.
+    The validation part (val, valid, validation, dev) is one with the test part: nobody in it may be trained on, whether
+    or not there is a test part. Without either, a fifth is drawn. A finding counts the images that are not read. Size
+    and colour are those of nine tenths (`alike`). unit: "folder" for folder/<class>/<person>/*; or a tag of DICOM
+    files, such as PatientID; a person may be in several classes. UserError for a folder that is absent or empty.
     """
     people = unit == "folder"
     tag = None if people else unit  # of DICOM files
@@ -167,18 +174,17 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
 
     # The user's own test part has the same classes.
     paths, labels = labelled(top, classes, people)
-    test: np.ndarray | None = None
-    if places.test is not None:
-        unknown = sorted(set(class_folders(places.test, people)) - set(classes))
+    test, n = None, len(paths)
+    for part in places.held:
+        unknown = sorted(set(class_folders(part, people)) - set(classes))
         if unknown:
-            raise UserError(f"{places.test}: class {unknown[0]} is not in {top}: give both the same classes")
-        test_paths, test_labels = labelled(places.test, classes, people)
-        labels = np.concatenate([labels, test_labels])
-        test = np.arange(len(labels)) >= len(paths)
-        paths += test_paths
+            raise UserError(f"{part}: class {unknown[0]} is not in {top}: give both the same classes")
+        part_paths, part_labels = labelled(part, classes, people)
+        paths, labels = paths + part_paths, np.concatenate([labels, part_labels])
+        test = np.arange(len(labels)) >= n
 
     findings = [*places.findings, *_same_words(folder, classes)]
-    findings += _unread(folder, paths, [part for part in (places.train, places.test) if part])
+    findings += _unread(folder, paths, [places.train, *places.held])
     listed = Listed(
         y=torch.from_numpy(labels.astype(np.int64)),
         test=test,
@@ -238,9 +244,12 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
     return tuple(findings)
 
 
+OF_SYSTEMS = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__".split()
+
+
 def hidden(name: str) -> bool:
     """Return whether a file or folder is no part of the data: hidden, or made by a system or an archive."""
-    return name.startswith(".") or name in ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini")
+    return name.startswith(".") or name.lower() in (*OF_SYSTEMS, "system volume information")
 
 
 def all_images(folder: Path) -> list[Path]:
@@ -255,10 +264,15 @@ def _images_below(folder: Path) -> Iterator[Path]:
 
 def _files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of all folders in it, in any order, but for hidden ones and for what is no file:
-    opening a pipe or a socket would wait for ever."""
-    for top, inner, files in os.walk(folder):
+    opening a pipe or a socket would wait for ever. A link is followed once."""
+    seen = set[tuple[int, int]]()
+    for top, inner, files in os.walk(folder, followlinks=True):
+        here, stat = Path(top), os.stat(top)
+        if (stat.st_dev, stat.st_ino) in seen:
+            inner[:] = []
+            continue
+        seen.add((stat.st_dev, stat.st_ino))
         inner[:] = [name for name in inner if not hidden(name)]
-        here = Path(top)
         yield from (path for name in files if not hidden(name) and (path := here / name).is_file())
 
 
@@ -355,12 +369,21 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
         with plain(table).open(newline="", encoding="utf-8-sig") as file:
             delimiter = max(between, key=file.readline().count)
             file.seek(0)
-            reader = csv.DictReader(file, restval="", skipinitialspace=True, delimiter=delimiter)
-            rows, have = list(reader), reader.fieldnames or []
+            reader = csv.DictReader(file, restkey=MORE, restval="", skipinitialspace=True, delimiter=delimiter)
+            rows, have = [row for row in reader if "".join(map(str, row.values())).strip()], reader.fieldnames or []
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{table}: not in UTF-8: convert it, such as by iconv -f LATIN1 -t UTF-8, or from UTF-16"
+        ) from None
     except FileNotFoundError:
         raise UserError(f"{table}: no such file") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, csv.Error) as error:
         raise unreadable(table, error, "not a readable CSV") from None
+    if twice := [column for column, count in Counter(have).items() if column and count > 1]:
+        raise UserError(f"{table}: two columns are called {twice[0]}: rename one")
+    more = next((i for i, row in enumerate(rows, start=1) if "".join(row.pop(MORE, ())).strip()), None)
+    if more:
+        raise UserError(f"{table}: row {more} has more values than the head has names: quote values with {delimiter!r}")
 
     if absent := [column for column in columns if column not in have]:
         raise UserError(f"{table}: no column {absent[0]}: it needs {','.join(columns)}")

@@ -88,7 +88,7 @@ def at_path(name: str | Path) -> Given:
         column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, None)
         listed = [(row[column], tables.located(path.parent, row[column])) for row in rows]
         return Given(len(rows), lambda: iter(listed), lambda: (path, *(file for _, file in listed)))
-    if path.suffix != ".npz":
+    if path.suffix.lower() != ".npz":
         return Given(1, lambda: iter([(str(name), path)]), lambda: (path,))
 
     arrays = prepared.image_arrays(path)

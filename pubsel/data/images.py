@@ -30,16 +30,21 @@ from pubsel.messages import UsageError, UserError, limit
 from pubsel.settings.keys import Read
 
 DICOM = {".dcm", ".dicom"}
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", *DICOM}
+OF_IMAGES = ".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pbm .pgm .ppm .pnm".split()
+SUFFIXES = {*OF_IMAGES, *DICOM}
 MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many
 SIXTEEN = {"I;16", "I;16L", "I;16B", "I;16N"}  # grey, 16 bits
 GREY = {"1", "L", "LA", *SIXTEEN}
 SEVERAL = {"GIF", "TIFF", "WEBP"}  # formats that may have several pages or frames
-CORRUPT = (OSError, SyntaxError, ValueError, EOFError, DecompressionBombError, struct.error, zlib.error, BadZipFile)
+DAMAGE = (OSError, SyntaxError, ValueError, EOFError, DecompressionBombError, struct.error, zlib.error, BadZipFile)
+CORRUPT = (*DAMAGE, TypeError, KeyError, IndexError, OverflowError)  # the last three of tags that contradict each other
 MOST = 0.9  # share of the images, or rows of a table, that decides about all: no single one does
 SIDES = (32, 64, 128, 256)  # of images of several sizes, before a backbone scales them
 NARROW = 2**12  # values of 16-bit images that span less are probably of fewer bits
 ORIENTATION = 0x0112  # of EXIF
+TURNED = (5, 6, 7, 8)  # orientations that exchange height and width
+BIT_DEPTH = 24  # its place in a PNG file
+WIDE, VALUES, FRAMES = "pubsel_wide", "pubsel_values", "pubsel_frames"  # what `dicom` and `_image` add to an image
 
 
 class Head(NamedTuple):
@@ -48,19 +53,21 @@ class Head(NamedTuple):
     size: tuple[int, int]  # height and width, upright
     grey: bool
     frames: int
+    wide: bool  # in colour with 16 bits a channel, of which Pillow reads 8
 
 
 def head_of(path: Path) -> Head:
-    """Return the head of an image file. Unreadable for a file that is absent or no image, UserError for more than 16
-    bits per channel."""
+    """Return the head of an image file. Unreadable for a file that is absent, no image, or of more than 16 bits per
+    channel."""
     with _image(path) as image:
         check_bits(image.mode, path)
         height, width = image.height, image.width
-        # a PNG would be decoded by the search for its EXIF
-        exif = image.getexif() if image.format != "PNG" or "exif" in image.info else {}
-        if exif.get(ORIENTATION, 1) > 4:
+        # Pillow turns a TIFF itself, and would decode a PNG to search for its orientation
+        tagged = image.format != "PNG" or {"exif", "XML:com.adobe.xmp"} & image.info.keys()
+        if image.format != "TIFF" and tagged and image.getexif().get(ORIENTATION) in TURNED:
             height, width = width, height
-        return Head((height, width), _is_grey(image), getattr(image, "n_frames", 1) if image.format in SEVERAL else 1)
+        frames = getattr(image, "n_frames", 1) if image.format in SEVERAL else image.info.get(FRAMES, 1)
+        return Head((height, width), _is_grey(image), frames, WIDE in image.info)
 
 
 def _is_grey(image: Image.Image) -> bool:
@@ -101,6 +108,7 @@ def alike(source: Path, paths: Sequence[Path], read: Read) -> Images:
             flat.add(paths[i].name)
         before = decoded.transpose(2, 0, 1)  # [1 or 3, height, width]
         x = to_shape(torch.from_numpy(np.ascontiguousarray(before))[None], shape)[0]
+        before = before[:1] if (before == before[:1]).all() else before  # the same image, however it is stored
         return x, of_pixels(before) if before.shape != shape else None
 
     def of_values() -> tuple[Finding, ...]:
@@ -157,20 +165,25 @@ def _of_heads(source: Path, heads: Sequence[Head], shape: Shape) -> Iterable[Fin
     if several := sum(head.frames > 1 for head in heads):
         text = f"{source.name}: {several} files have several pages or frames, of which the first is read"
         yield Finding("frames", WARNING, text)
+    if wide := sum(head.wide for head in heads):
+        text = f"{source.name}: {wide} colour images have 16 bits a channel, of which the 8 high ones are read"
+        yield Finding("bits", ERROR, text, "if they use fewer, convert them to 8 bits")
 
 
 def upright(path: Path, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
     """Return a user's image file as uint8 [height, width, 1 or 3], upright and on white, and of 16-bit values the
     lowest and the highest. bits: of such a value; None: 16. Unreadable if it is absent or no image."""
-    with _image(path) as image:
+    with _image(path, bits) as image:
         check_bits(image.mode, path)
         return pixels_of(image, bits)
 
 
 def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
     """Return an image as `upright` does."""
-    image = ImageOps.exif_transpose(image)
-    spans = None
+    spans = image.info.get(VALUES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's words about tags that contradict each other
+        image = ImageOps.exif_transpose(image)
     if image.mode in SIXTEEN:
         values = np.asarray(image)
         spans = int(values.min()), int(values.max())
@@ -234,9 +247,10 @@ def mode_and_size(path: Path) -> tuple[str, tuple[int, int]]:
 
 
 def check_bits(mode: str, what: object) -> None:
-    """Raise UserError, naming `what`, for Pillow's modes of more than 16 bits per channel."""
+    """Raise Unreadable, naming `what`, for Pillow's modes of more than 16 bits per channel."""
     if mode.startswith(("I", "F")) and mode not in SIXTEEN:
-        raise UserError(f"{what}: more than 16 bits per channel: convert it to 8 or 16 bits first")
+        why = "more than 16 bits per channel"
+        raise Unreadable(what, Path(str(what)).name, why, "convert it to 8 or 16 bits first")
 
 
 def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
@@ -246,42 +260,62 @@ def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
 
 
 @contextmanager
-def _image(path: Path | zipfile.Path) -> Iterator[Image.Image]:
-    """Open an image file, which is not decoded yet. Unreadable for whatever is wrong with the file."""
+def _image(path: Path | zipfile.Path, bits: int | None = None) -> Iterator[Image.Image]:
+    """Open an image file, which is not decoded yet. bits: as in `dicom`. Unreadable for whatever is wrong with it."""
     try:
         if isinstance(path, Path):
             plain(path)
         with path.open("rb") as file:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # two lines about a large image
-                image = dicom(file) if Path(path.name).suffix.lower() in DICOM else Image.open(file)
+                warnings.simplefilter("ignore")  # lines about a large image, or tags that contradict each other
+                image = dicom(file, bits) if Path(path.name).suffix.lower() in DICOM else Image.open(file)
+                if image.format == "PPM" and image.mode == "I":  # 16 bits, as Pillow reads a PGM
+                    image = Image.fromarray(np.asarray(image).astype(np.uint16))
+            if image.format == "PNG" and image.mode not in SIXTEEN:
+                place = file.tell()
+                file.seek(BIT_DEPTH)
+                image.info.update({WIDE: True} if file.read(1) == bytes([16]) else {})
+                file.seek(place)
             with image:
                 yield image
     except CORRUPT as error:
-        raise _explained(path, error) from None
-    except KeyError:  # of an archive
-        raise _explained(path, FileNotFoundError()) from None
+        of_archive = isinstance(error, KeyError) and isinstance(path, zipfile.Path)
+        raise _explained(path, FileNotFoundError() if of_archive else error) from None
 
 
-def dicom(file: IO[bytes]) -> Image.Image:
-    """Return a DICOM image as it is shown: rescaled, in its window (VOI LUT), MONOCHROME1 inverted, 8 bits. Of several
-    frames the first; colour as it is. UserError without pydicom, ValueError if the file is damaged."""
+def dicom(file: IO[bytes], bits: int | None = None) -> Image.Image:
+    """Return a DICOM image as it is shown: rescaled, in its window (VOI LUT), MONOCHROME1 inverted, 8 bits; colours by
+    its palette. bits: of a value in an image without a window; None: as many as are stored. Of several frames the
+    first. UserError without pydicom, ValueError if the file is damaged."""
     pydicom = _pydicom(file.name)
     try:
         image = pydicom.dcmread(file)
-        pixels = image.pixel_array[0] if int(image.get("NumberOfFrames", 1)) > 1 else image.pixel_array
+        frames, processing = int(image.get("NumberOfFrames", 1)), pydicom.pixels.processing
+        pixels = image.pixel_array[0] if frames > 1 else image.pixel_array
+        info: dict[str, Any] = {FRAMES: frames}
+        if image.PhotometricInterpretation == "PALETTE COLOR":
+            pixels = processing.apply_color_lut(pixels, image)
+            return _with_info(pixels / (np.iinfo(pixels.dtype).max / 255), info)
         if image.get("SamplesPerPixel", 1) > 1:
-            return Image.fromarray(pixels.astype(np.uint8))
+            return _with_info(pixels / ((2.0 ** int(image.get("BitsStored", 8)) - 1) / 255), info)
 
-        processing = pydicom.pixels.processing
         values = processing.apply_voi_lut(processing.apply_modality_lut(pixels, image), image).astype(np.float64)
-        low, high = _black_and_white(image)
+        low, high = _black_and_white(image, bits)
+        if "WindowCenter" not in image and not LOOKED_UP & set(image.dir()) and int(image.get("BitsStored", 16)) == 16:
+            info[VALUES] = int(pixels.min()), int(pixels.max())
         values = ((values - low) / (high - low)).clip(0, 1)
         if image.PhotometricInterpretation == "MONOCHROME1":
             values = 1 - values
     except Exception as error:  # of many kinds, by what is damaged
         raise ValueError(str(error)) from None
-    return Image.fromarray((255 * values).round().astype(np.uint8))
+    return _with_info(255 * values, info)
+
+
+def _with_info(values: np.ndarray, info: dict[str, Any]) -> Image.Image:
+    """Return values 0 to 255, [h, w] or [h, w, 3], as an image."""
+    image = Image.fromarray(values.round().astype(np.uint8))
+    image.info.update(info)
+    return image
 
 
 def _pydicom(name: str) -> Any:
@@ -294,13 +328,18 @@ def _pydicom(name: str) -> Any:
     return pydicom
 
 
-def _black_and_white(image: Any) -> tuple[float, float]:
+LOOKED_UP = {"VOILUTSequence", "ModalityLUTSequence"}  # tables of a DICOM image
+
+
+def _black_and_white(image: Any, bits: int | None) -> tuple[float, float]:
     """Return the values of a DICOM image, after its look-up tables, that are shown black and white: all that a table,
-    or its stored bits, can give. Never its darkest and brightest pixel, which differ from image to image."""
-    for name in ("VOILUTSequence", "ModalityLUTSequence"):
+    or its stored bits, can give. Never its darkest and brightest pixel, which differ from image to image. bits: that
+    values of an image without a window have."""
+    for name in sorted(LOOKED_UP, reverse=True):
         if name in image:
             return 0.0, 2.0 ** int(image[name].value[0].LUTDescriptor[2]) - 1
     stored = int(image.get("BitsStored", 16))
+    stored = min(stored, bits) if bits and "WindowCenter" not in image else stored
     signed = int(image.get("PixelRepresentation", 0)) == 1
     low, high = (-(2.0 ** (stored - 1)), 2.0 ** (stored - 1) - 1) if signed else (0.0, 2.0**stored - 1)
     slope, intercept = float(image.get("RescaleSlope", 1)), float(image.get("RescaleIntercept", 0))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
 from pubsel.data.examples import people_of
+from pubsel.data.images import MOST
 from pubsel.data.splits import (
     Images,
     Listed,
@@ -65,7 +66,8 @@ def _people(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) 
     for name, n in zip(names, counts, strict=True):
         if arrays[name].shape != (n,) or arrays[name].dtype.kind not in "iuUS":
             raise UserError(f"{path}: {name} does not name the person of each image: store {n} integers or texts in it")
-    return [str(person) for name in names for person in arrays[name].astype(str)]
+    people = [person for name in names for person in arrays[name].tolist()]
+    return [person.decode(errors="replace") if isinstance(person, bytes) else str(person) for person in people]
 
 
 def listing(path: Path, classes: int, shape: Shape) -> Listing:
@@ -75,24 +77,49 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
     return Listing(Unread(train.image, labels[0]), Unread(test.image, labels[1]))
 
 
-def listed_arrays(path: Path, unit: str | None = None) -> Listed:
-    """Return a user's npz, checked as in `read`, with no image read yet. It may lack the test part: a fifth of its
-    units is drawn then."""
-    parts = ("train", "test") if "test_images" in image_arrays(path) else ("train",)
+def listed_arrays(path: Path, unit: str | None) -> Listed:
+    """Return a user's npz, checked as in `read`, with no image read yet. The validation part is one with the test part,
+    as of a folder; without either, a fifth of its units is drawn. Classes are the labels that occur."""
+    arrays = image_arrays(path)
+    parts = ["train", *(part for part in ("val", "test") if f"{part}_images" in arrays)]
     streams, labels = _streams(path, parts)
+    y, names = _classes(path, torch.cat(labels))
 
-    # both parts are one listing, as of a folder, and the test part follows the training part
-    y, n = torch.cat(labels), len(labels[0])
-    test = np.arange(len(y)) >= n if len(parts) == 2 else None
+    # all parts are one listing, as of a folder, and those that are held out follow the training part
+    starts = np.cumsum([0, *map(len, labels)])
+    test = np.arange(len(y)) >= starts[1] if len(parts) > 1 else None
 
-    def images() -> Images:
-        return Images(streams[0].shape, lambda i: (streams[int(i >= n)].image(i - n * (i >= n)), None), any_order=False)
+    def image(i: int) -> tuple[Tensor, None]:
+        part = int(np.searchsorted(starts, i, side="right")) - 1
+        return streams[part].image(i - int(starts[part])), None
 
-    listed = Listed(y, test, classes_from(y), (stamp(path),), images)
+    listed = Listed(
+        y,
+        test,
+        classes=len(names),
+        files=(stamp(path),),
+        images=lambda: Images(streams[0].shape, image, any_order=False),
+        class_names=() if names == tuple(map(str, range(len(names)))) else names,
+    )
     if not unit:
         return listed
     people, findings = people_of(path.name, _people(path, unit, parts, [len(part) for part in labels]))
     return listed._replace(people=people, findings=findings)
+
+
+def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the labels of a user's arrays, with classes numbered from 0, and their names. Rows of 0 and 1 are classes
+    if nine tenths of them have a single 1; UserError for the others then."""
+    if y.dim() == 1:
+        values, numbers = y.unique(return_inverse=True)
+        return numbers, tuple(map(str, values.tolist()))
+    names, ones = tuple(map(str, range(y.shape[1]))), y.sum(1)
+    if not len(y) or y.shape[1] < 2 or float((ones == 1).float().mean()) < MOST:
+        return y, names
+    if other := int((ones != 1).sum()):
+        text = f"{path}: {other} of {len(y)} images have no label or several, and all others have one"
+        raise UserError(f"{text}: give each one label, or leave them out")
+    return y.argmax(1), names
 
 
 def _streams(

@@ -120,15 +120,15 @@ def missing(name: str, root: Path, why: str = "") -> Missing:
 
 
 def stamp(path: Path) -> str:
-    """Return what tells a file from another one, or from an earlier state of it: whole path, size and time, or that it
-    is absent."""
+    """Return what tells a file from another one, or from an earlier state of it: whole path, size and both times, or
+    that it is absent. An archive may give all its files one time of change; that of their inode is of this machine."""
     try:
         stat = os.stat(path)
     except FileNotFoundError:
         return f"{os.path.abspath(path)}\0absent"
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    return f"{os.path.abspath(path)}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    return f"{os.path.abspath(path)}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
 
 
 def from_arrays(images: np.ndarray, labels: np.ndarray) -> Split:

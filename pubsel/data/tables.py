@@ -4,6 +4,7 @@ Its columns are known by usual names in any case, or by `read.path`, `read.label
 are compared as people mean them (`examples.folded`); several labels of one image are written as A|B.
 """
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path, PureWindowsPath
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pubsel.data.examples import folded, people_of
+from pubsel.data.examples import UNTOLD, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of
 from pubsel.data.images import MOST, alike
@@ -25,10 +26,14 @@ from pubsel.settings.keys import Fold, Read
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 SPLITS = ("split", "set", "subset", "partition")
-SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys(TEST, "test") | dict.fromkeys((*VALIDATION, "dev"), "validation")
-NO_LABEL = ("", "nan", "null", "none", "<na>")  # folded
+SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
+OF_SIDES = {*SIDES, "eval", "evaluation", "holdout", "trainset", "testset"}  # words in columns that may be the split
+MOST_SIDES = 6  # different values of such a column
+NO_LABEL = {*UNTOLD, "?"}  # folded
 NOT_TOLD = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
+DIGITS = 20  # of a number, from which on it is a word
+OWN = "label of several columns"
 
 Rows = list[dict[str, str]]
 
@@ -40,9 +45,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     rows = rows_in(table)
     columns = list(rows[0])
     path = column_of(table, columns, "path", PATHS, read.path)
-    several = _label_columns(table, rows, {path, unit, read.split}) if read.label is None else []
-    rows, about_several = _in_one_column(table, rows, several)
-    label = LABELS[0] if several else column_of(table, columns, "label", LABELS, read.label)
+    rows, label, several, about_several = _label_of(table, rows, read.label, {path, unit, read.split})
     if unit in (path, label) or (unit is not None and unit not in columns):
         named = f"name the column of {table.name} that says who an image is of" if unit in (path, label) else ""
         raise UsageError(f"pair.unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
@@ -63,10 +66,11 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     repeated, rows = len(rows) - len(first), list(first.values())
     if repeated:
         findings.append(Finding("copies", NOTE, f"{table.name}: {repeated} rows repeat another one"))
+    rows, about_both = _one_or_several(table, rows, label, bool(several))
     words, about_words = _words(table, rows, label, read.labels)
     rows, about_labels = _labelled(table, rows, label, words)
-    rows, test, about_side = _sides(table, rows, side)
-    findings += about_words + about_labels + about_side
+    test = _sides(table, rows, side)
+    findings += [*about_both, *about_words, *about_labels]
 
     # words are numbered in sorted order, so that the order of the rows decides no class
     names, notes = words.names, tuple[str, ...]()
@@ -104,20 +108,31 @@ def rows_in(table: Path) -> Rows:
         raise unreadable(table, error, "not a readable parquet file") from None
     if not len(frame):
         raise UserError(f"{table}: no rows in it")
-    return frame.astype(object).where(frame.notna(), "").astype(str).to_dict("records")
+    return [{column: _text(value) for column, value in row.items()} for row in frame.to_dict("records")]
+
+
+def _text(value: object) -> str:
+    """Return a value of a parquet file as a table of text has it; several as A|B."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return BETWEEN.join(map(_text, value))
+    if isinstance(value, bytes | dict):
+        return f"<{type(value).__name__}>"  # an image, perhaps, and no name of a file
+    return "" if pd.isna(value) else str(value)
 
 
 def located(folder: Path, name: str) -> Path:
     """Return the file that a table names: as it is written, or in another Unicode form, or with the separators of
     Windows."""
     ways: tuple[Callable[[str], str], ...] = (
-        str,
         str.strip,
         lambda text: unicodedata.normalize("NFC", text),
         lambda text: unicodedata.normalize("NFD", text),
         lambda text: PureWindowsPath(text).as_posix(),
     )
-    return next((path for way in ways if (path := folder / way(name)).exists()), folder / name)
+    names = [name.replace("\0", "")]  # which no path has
+    for way in ways:  # each on top of those before
+        names += [text for text in dict.fromkeys(map(way, names)) if text not in names]
+    return next((path for text in names if (path := folder / text).exists()), folder / names[0])
 
 
 def column_of(table: Path, columns: Sequence[str], key: str, usual: Sequence[str], name: str | None) -> str:
@@ -164,45 +179,63 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
     if folds and not of_sides:
         text = f"{table.name}: column {folds[0]} numbers parts, and none is named as the test part"
         return None, (Finding("split", ERROR, text, "add a column split with train and test, or give split=none"),)
+    doubtful = [column for column in others if not of_sides and _may_be_split(column, words[column])]
+    if doubtful:
+        text = f"{table.name}: column {doubtful[0]} may be the split, with {first_of(sorted(words[doubtful[0]]), 4)}"
+        return None, (Finding("split", ERROR, text, "write train and test in it, or give split=none"),)
     return (of_sides[0] if of_sides else None), ()
 
 
-def _label_columns(table: Path, rows: Rows, taken: set[str | None]) -> list[str]:
-    """Return the columns of a table that are a label each, with 1 where an example has it: all that are nothing else,
-    if no column has a usual name and there are two or more."""
-    others = [column for column in rows[0] if column and column not in taken]
-    if any(_plain(column) in LABELS for column in others):
-        return []
-    columns = [column for column in others if {folded(row[column]) for row in rows} <= {"0", "1", *NOT_TOLD}]
-    return columns if len(columns) > 1 and any(folded(row[c]) == "1" for c in columns for row in rows) else []
+def _may_be_split(column: str, values: set[str]) -> bool:
+    """Return whether a column says train or test in other words: by its name, as is_train, by one of its values, or by
+    a part of each, as PublicTest. values: folded."""
+
+    def words(text: str) -> set[str]:
+        return set(re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1 \2", text).casefold()))
+
+    by_name = words(column) - {"is", "in", "set"}
+    parts = [any(word in value for word in ("train", "test", "valid")) for value in values]
+    named = bool(by_name) and by_name <= OF_SIDES
+    return len(values) <= MOST_SIDES and (named or bool(values & set(SIDES)) or (len(parts) > 1 and all(parts)))
 
 
-def _in_one_column(table: Path, rows: Rows, columns: Sequence[str]) -> tuple[Rows, tuple[Finding, ...]]:
-    """Return the rows with the labels of several columns in one, as A|B, and findings. If nine tenths of the rows have
-    one label each, these are classes, and a row with several is left out."""
-    if not columns:
-        return rows, ()
-    values = pd.DataFrame(rows)[list(columns)].map(folded)
+def _label_of(
+    table: Path, rows: Rows, given: str | list[str] | None, taken: set[str | None]
+) -> tuple[Rows, str, list[str], tuple[Finding, ...]]:
+    """Return the rows, their column of labels, the columns that it was made of, if each is one label, and findings.
+
+    Columns of 0 and 1 are classes if nobody names the label, and nine tenths of the rows have 1 in exactly one; if
+    several columns are given, they are labels, of which an example may have several."""
+    if isinstance(given, list):
+        columns = [column_of(table, list(rows[0]), "label", (), name) for name in given]
+    else:
+        others = [column for column in rows[0] if column and column not in taken]
+        if given is not None or any(_plain(column) in LABELS for column in others):
+            return rows, column_of(table, list(rows[0]), "label", LABELS, given), [], ()
+        values = {column: [folded(row[column]) for row in rows] for column in others}
+        binary = [c for c in others if set(values[c]) <= {"0", "1", *NOT_TOLD} and not _may_be_split(c, set(values[c]))]
+        ones = [[value == "1" for value in values[column]] for column in binary]
+        if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
+            column_of(table, list(rows[0]), "label", LABELS, None)  # which is not there
+        columns = binary
+
+    values = pd.DataFrame(rows)[columns].map(folded)
     many = (values == "1").sum(axis=1).to_numpy()
-    classes = (many == 1).mean() >= MOST
-    text = f"{table.name}: {'classes' if classes else 'labels'} by the columns {first_of(columns, 10)}"
-    findings = [Finding("columns", NOTE, text)]
-    unknown = int(values.isin(NOT_TOLD).to_numpy().sum())
-    if unknown and not classes:
-        text = f"{table.name}: {unknown} of {values.size} labels are not known (nothing, nan, -1)"
-        findings.append(
-            Finding("not_known", ERROR, text, "write 0 or 1, or leave these rows out; accepted, they are 0")
-        )
+    findings = [Finding("columns", NOTE, f"{table.name}: labels by the columns {first_of(columns, 10)}")]
+    unknown = int((~values.isin({"0", "1"})).to_numpy().sum())
+    if unknown and given:
+        text = f"{table.name}: {unknown} of {values.size} labels are not 0 or 1"
+        findings.append(Finding("not_known", ERROR, text, "leave these rows out; accepted, they are 0"))
+    if not given and (many > 1).any():
+        text = f"{table.name}: {int((many > 1).sum())} of {len(rows)} rows have several classes, and are left out"
+        findings.append(Finding("conflict", ERROR, text, "give each one class, or set label=[A,B,...]"))
 
     # an example without any label is one of none of them, but of no class
-    none = "" if classes else BETWEEN
+    none = BETWEEN if given else ""
     texts = [BETWEEN.join(c for c in columns if value[c] == "1") or none for value in values.to_dict("records")]
-    rows = [row | {LABELS[0]: label} for row, label in zip(rows, texts, strict=True)]
-    if classes and (many > 1).any():
-        text = f"{table.name}: {int((many > 1).sum())} of {len(rows)} rows have several classes, and are left out"
-        findings.append(Finding("conflict", ERROR, text, "give each one class"))
-        rows = [row for row, count in zip(rows, many, strict=True) if count < 2]
-    return rows, tuple(findings)
+    kept = [bool(given) or count < 2 for count in many]
+    rows = [row | {OWN: text} for row, text, keep in zip(rows, texts, kept, strict=True) if keep]
+    return rows, OWN, columns, tuple(findings)
 
 
 class Words(NamedTuple):
@@ -210,6 +243,18 @@ class Words(NamedTuple):
 
     names: list[str]
     numbers: dict[str, int]
+
+
+def _one_or_several(table: Path, rows: Rows, label: str, told: bool) -> tuple[Rows, tuple[Finding, ...]]:
+    """Return the rows without those of several labels if they are less than a tenth, so that no single one decides what
+    a model answers, and findings. told: their owner says that an example has several."""
+    several = [BETWEEN in row[label] for row in rows]
+    if told or not any(several) or np.mean(several) >= 1 - MOST:
+        return rows, ()
+    text = f"{table.name}: {sum(several)} of {len(rows)} rows have several labels (A|B), and are left out"
+    remedy = "give each one, or a column of 0 and 1 for each label and label=[A,B,...]"
+    kept = [row for row, two in zip(rows, several, strict=True) if not two]
+    return kept, (Finding("conflict", ERROR, text, remedy),)
 
 
 def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list[Finding]]:
@@ -222,7 +267,8 @@ def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list
 
     # -1 says that no label is known where the others count from 0, but not in a pair of -1 and 1
     findings = list[Finding]()
-    if "-1" in spelt and len(spelt) > 2 and all(word.isdecimal() for word in spelt if word != "-1"):
+    others = [word for word in spelt if word != "-1"]
+    if "-1" in spelt and (len(others) > 1 or not all(map(str.isdecimal, others))):
         if spelt.keys() == {"-1", "0", "1"}:
             text = f"{table.name}: labels -1, 0 and 1: -1 may be a class, or say that no label is known"
             findings.append(Finding("labels", ERROR, text, "write them in words, or leave rows with -1 out"))
@@ -236,7 +282,7 @@ def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list
         findings.append(Finding("labels", ERROR, text, "set labels=fold, and they are one class"))
         spelt = {word: [word] for ways in spelt.values() for word in ways}
 
-    ordered = sorted(spelt, key=lambda word: (int(word) if word.isdecimal() else -1, word))
+    ordered = sorted(spelt, key=lambda word: (int(word) if word.isdecimal() and len(word) < DIGITS else -1, word))
     names = [word if word.isdecimal() else spelt[word][0].strip() for word in ordered]
     return Words(names, {way: i for i, word in enumerate(ordered) for way in spelt[word]}), findings
 
@@ -267,25 +313,17 @@ def _classes(rows: Rows, label: str, words: Words) -> torch.Tensor:
     return y
 
 
-def _sides(table: Path, rows: Rows, side: str | None) -> tuple[Rows, np.ndarray | None, list[Finding]]:
-    """Return the rows of both parts, which are of the test part (None: the table does not say), and findings."""
+def _sides(table: Path, rows: Rows, side: str | None) -> np.ndarray | None:
+    """Return which rows are of the test part, bool [n]; None: the table does not say."""
     if side is None:
-        return rows, None, []
+        return None
     sides = [SIDES.get(folded(row[side]), "") for row in rows]
     if "" in sides:
         place = sides.index("")
         raise UserError(
             f"{table}: row {place + 1} has {side} {rows[place][side]!r}: use train or test, or give split=none"
         )
-
-    # as of a folder: the validation part is the test part if there is no other
-    test = "test" if "test" in sides else "validation"
-    findings = list[Finding]()
-    if test == "test" and (other := sides.count("validation")):
-        text = f"{table.name}: {other} rows of its validation part are not read"
-        findings.append(Finding("not_read", WARNING, text))
-    kept = [i for i, of in enumerate(sides) if of in ("train", test)]
-    of_test = np.asarray([sides[i] == test for i in kept])
+    of_test = np.asarray([of == "test" for of in sides])  # as of a folder: validation is one with the test part
     if of_test.all() or not of_test.any():
         raise UserError(f"{table}: every row is {rows[0][side]}: give both parts, or split=none")
-    return [rows[i] for i in kept], of_test, findings
+    return of_test

@@ -19,7 +19,7 @@ LONGEST = 255  # bytes of a folder's name, on most file systems
 
 def is_path(name: str) -> bool:
     """Return whether a dataset is given by a path (it has a separator or a suffix) and not by a name."""
-    return os.sep in name or name.lower().endswith((".npz", ".csv", ".tsv", ".parquet"))
+    return name in (".", "..") or os.sep in name or name.lower().endswith((".npz", ".csv", ".tsv", ".parquet"))
 
 
 def overlap_of(private: str, overlap: Overlap | None = None) -> Overlap:

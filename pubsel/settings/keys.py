@@ -97,7 +97,11 @@ class Read:
         "bits of a value in 16-bit images, such as 12; null: 16", at_least=8, at_most=16, default=None
     )
     path: str | None = setting("column of a table with the image files; null: by its name", default=None)
-    label: str | None = setting("column of a table with the labels; null: by its name", default=None)
+    label: Any = setting(
+        "column of a table with the labels, or [A,B,...]: columns of 0 and 1, which an example may have several of; "
+        "null: by its name",
+        default=None,
+    )
     split: str | None = setting(
         "column of a table with train or test; null: by its name; none: no column", default=None
     )
@@ -105,6 +109,7 @@ class Read:
     def __post_init__(self) -> None:
         if self.channels == 2:
             raise UsageError("channels=2: take 1 (grey) or 3 (colour)")
+        self.label = one_or_combined("label", self.label)
 
 
 def read_of(settings: Read) -> Read:
