@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from PIL import Image
 from torch import nn
 
 from pubsel import algorithms, models
-from pubsel.data import Split, open_dataset
-from pubsel.messages import UserError
+from pubsel.data import Source, Split, load, open_dataset
+from pubsel.messages import UsageError, UserError
 from pubsel.privacy.randomness import stream
 from pubsel.settings.compose import composed
-from pubsel.settings.keys import SCHEMAS, Model, Norm, Training
+from pubsel.settings.keys import SCHEMAS, Model, Norm, Pair, Training
 from pubsel.settings.methods import option
 from pubsel.settings.schema import check
 
@@ -94,6 +95,26 @@ def not_opened(name: str, root: Path | str, match: str, kind: type = UserError, 
     with pytest.raises(kind, match=match) as error:
         open_dataset(name, str(root), False, unit)
     return str(error.value)
+
+
+def not_loaded(pair: Pair, root: Path | str, match: str, kind: type = UsageError, **more: Any) -> str:
+    """Require that a pair of datasets is refused, in one line."""
+    with pytest.raises(kind, match=match) as error:
+        load(pair, str(root), False, **more)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def random_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open every dataset as twenty training and twenty test images that only it has, of two classes."""
+
+    def opened(name: str, *_: object, **__: object) -> Source:
+        draw = np.random.RandomState(zlib.crc32(name.encode()))
+        train, test = torch.from_numpy(draw.randint(0, 256, (40, 1, 4, 4), dtype=np.uint8)).split(20)
+        y = torch.arange(20) % 2
+        return Source(Split(train, y), Split(test, y), 2, "accuracy", (0.5,), (0.5,), ())
+
+    monkeypatch.setattr("pubsel.data.open_dataset", opened)
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (30, 40), mode: str = "RGB") -> None:
