@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +101,3 @@ def test_help_explains_a_method_of_the_users_own(
     assert re.search(r"algorithm\.factor=2  \(number, greater than 1\)\n +what it multiplies by", out)
     assert "algorithm.clip_norm=???" in out
     assert "by_hand" in re.findall(r"\w+", out.partition("algorithm=NAME, one of")[2])
-
-
-def test_help_imports_nothing_that_computes() -> None:
-    code = (
-        "import sys\nfrom pubsel.cli import main\n"
-        "for words in ('runs', 'data list', 'export --help', 'run --help', 'run --help training=adamix'):\n"
-        "    assert main(words.split()) == 0\n"
-        "    assert ('hydra' in sys.modules) == (words.startswith('run '))\n"
-        "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'matplotlib', 'joblib'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr

@@ -507,12 +507,6 @@ def test_a_person_with_one_example_is_an_example(tmp_path):
         torch.testing.assert_close(with_people, without, atol=1e-7, rtol=1e-5)
 
 
-def test_twice_the_same_images_change_nothing(tmp_path):
-    """The mean of a person's examples is the same if each is there twice: everybody weighs the same."""
-    once, twice = (train(tmp_path / str(n), task([n] * 40, True)) for n in (1, 2))
-    torch.testing.assert_close(once, twice, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("features", [False, True])
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, features):
     problem = task(features=features)
