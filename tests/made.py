@@ -77,6 +77,15 @@ def done(cli: Cli, *words: str) -> tuple[str, str]:
     return out, err
 
 
+def failed(cli: Cli, *words: str, code: int = 2) -> str:
+    """Return what a command says that must fail: one line of its own at the end of standard error, and no result."""
+    found, out, err = cli(*words)
+    assert (found, out) == (code, ""), err
+    assert [line for line in err.splitlines() if line.startswith("pubsel: ")] == err.splitlines()[-1:]
+    assert "Traceback" not in err
+    return err
+
+
 def only_record(results: Path | str = "results", kind: str = "runs") -> dict[str, Any]:
     """Return the only record of a kind in a results folder."""
     (path,) = Path(results).glob(f"{kind}/*/result.json")
