@@ -8,6 +8,7 @@ import shutil
 import struct
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from scipy.io import savemat
 
 from pubsel.algorithms import View
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, Reader, Split, load, open_dataset, prepared, public_examples
+from pubsel.data import Missing, Reader, Split, load, open_dataset, prepared, public_examples, same_examples
 from pubsel.data.convert import to_shape
 from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.keys import Convert, Pair, Take
-from tests.made import not_loaded, not_opened, picture, random_sets, write_csv
+from tests.made import grey_values, not_loaded, not_opened, picture, random_sets, write_csv
 
 resize, exact = Convert.resize, Convert.exact
 
@@ -155,9 +156,7 @@ def test_missing_dataset_names_the_remedies(tmp_path, monkeypatch):
             assert "data_root=" in line
             assert "PUBSEL_DATA" in line
 
-    def offline(*args, **kwargs):
-        raise OSError("no route\nto host")
-
+    offline = Mock(side_effect=OSError("no route\nto host"))
     for place in ("cifar.download_and_extract_archive", "mnist.download_and_extract_archive", "svhn.download_url"):
         monkeypatch.setattr(f"torchvision.datasets.{place}", offline)
     monkeypatch.setattr("pubsel.data.imagenet.download_url", offline)
@@ -241,9 +240,8 @@ def test_svhn_mat_files(tmp_path, monkeypatch):
 
 def test_flowers102(tmp_path, monkeypatch):
     folder = tmp_path / "flowers-102"
-    images(folder / "jpg", 0)
     for i in range(1, 9):
-        Image.fromarray(np.full((80, 100, 3), 20 * i, np.uint8)).save(folder / "jpg" / f"image_{i:05d}.jpg")
+        picture(folder / "jpg" / f"image_{i:05d}.jpg", 20 * i, (80, 100))
     savemat(folder / "imagelabels.mat", {"labels": np.array([[5, 1, 2, 3, 102, 4, 7, 6]])})
     savemat(folder / "setid.mat", {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[8, 5, 6, 7]]})
     monkeypatch.setattr(
@@ -259,6 +257,11 @@ def test_flowers102(tmp_path, monkeypatch):
     again = open_dataset("flowers102", str(tmp_path), download=False)
     assert (again.test.x == source.test.x).all()
     assert (again.train.y == source.train.y).all()
+    large = open_dataset("oxford_flowers", str(tmp_path), download=False)  # the same set at another size
+    assert large.train.x.shape == (4, 3, 224, 224)
+    assert (large.train.y.tolist(), large.test.y.tolist()) == (source.train.y.tolist(), source.test.y.tolist())
+    assert grey_values(large.test) == [160, 100, 120, 140]
+    assert same_examples("oxford_flowers", "flowers102", str(tmp_path))
 
 
 # --- ImageNet, MNIST-M, HAM10000, chest x-rays

@@ -168,8 +168,7 @@ def test_a_table_with_semicolons(tmp_path, between, capsys):
 
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["a=b", "c[1]", "d e", "e,f", "g=h[2],{3} 4", 'q"uote'])
-def test_a_path_with_odd_characters_works_as_the_message_says(tmp_path, name, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_path_with_odd_characters_works_as_the_message_says(tmp_path, name, capsys, folder):
     at = str(classes(tmp_path / name))
     assert main(["data", "check", at]) == 0
     plain = f"name={at}"
@@ -271,8 +270,7 @@ def test_an_archive_that_takes_more_than_the_disk_is_not_unpacked(tmp_path, monk
 
 @pytest.mark.attack
 @pytest.mark.parametrize("key", ["model.input_size", "+model.backbone.input_size"])
-def test_a_side_of_no_image_is_refused(key, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_side_of_no_image_is_refused(key, capsys, tmp_path, folder):
     words = ["run", "+experiment=quickstart", f"{key}=99999999999999999999"]
     assert main([*words, *(["+model.backbone.architecture=pixels"] if "backbone" in key else [])]) == 2
     err = capsys.readouterr().err

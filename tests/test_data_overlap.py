@@ -12,10 +12,7 @@ from pubsel.data import Reader, Source, Split, load, open_dataset, opened, overl
 from pubsel.messages import UsageError
 from pubsel.settings.keys import Convert, Overlap, Pair, Take
 from tests.made import not_loaded, random_sets
-
-
-def pixels(n, *shape, seed=0):
-    return np.random.RandomState(seed).randint(0, 256, (n, *shape), dtype=np.uint8)
+from tests.test_data import pixels
 
 
 def folder(path, n=30, sizes=((20, 30),), seed=0):

@@ -8,12 +8,11 @@ import types
 import numpy as np
 import pytest
 import torch
-import torchvision.datasets as sets
 from scipy.io import savemat
 
 from pubsel import data
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, load, open_dataset, openml, same_examples
+from pubsel.data import Missing, load, open_dataset, openml
 from pubsel.messages import UserError
 from pubsel.settings.datasets import dataset_info
 from pubsel.settings.keys import Convert, Pair
@@ -72,20 +71,6 @@ def test_oxford_pets(tmp_path):
     assert sorted(zip(source.train.y.tolist(), grey_values(source.train), strict=True)) == [(0, 0), (36, 30)]
     assert source.test.y.tolist() == [4, 0]
     assert grey_values(source.test) == [10, 20]
-
-
-def test_oxford_flowers_are_flowers102_at_another_size(tmp_path, monkeypatch):
-    for i in range(1, 9):
-        picture(tmp_path / f"flowers-102/jpg/image_{i:05d}.jpg", 20 * i)
-    savemat(tmp_path / "flowers-102/imagelabels.mat", {"labels": [[5, 1, 2, 3, 102, 4, 7, 6]]})
-    savemat(tmp_path / "flowers-102/setid.mat", {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[8, 5, 6, 7]]})
-    files = {key: (file, None) for key, (file, _) in sets.Flowers102._file_dict.items()}
-    monkeypatch.setattr(sets.Flowers102, "_file_dict", files)
-    source = open_dataset("oxford_flowers", str(tmp_path), download=False)
-    assert source.train.x.shape == (4, 3, 224, 224)
-    assert source.train.y.tolist() == [4, 0, 1, 2]
-    assert grey_values(source.test) == [160, 100, 120, 140]
-    assert same_examples("oxford_flowers", "flowers102", str(tmp_path))
 
 
 def test_caltech256(tmp_path, classes):

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import xml.etree.ElementTree as ElementTree
+from unittest.mock import Mock
 
 import numpy as np
 import pandas
@@ -139,9 +140,7 @@ def test_a_figure_that_fails_leaves_the_old_files(tmp_path, monkeypatch, fail):
     for kind in figures.FORMATS:
         (tmp_path / f"figure.{kind}").write_text("old")
 
-    def broken(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    broken = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     if fail == "drawing":
         whole = figures._drawn
         monkeypatch.setattr(figures, "_drawn", lambda f, kind: broken() if kind == "pdf" else whole(f, kind))

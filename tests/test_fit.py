@@ -21,7 +21,7 @@ from pubsel.privacy.randomness import Secret, Source, SystemEntropy
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import FitConfig, Read
 from pubsel.settings.schema import check
-from tests.made import only_record
+from tests.made import interrupted, only_record
 
 FILES = {"model.safetensors", "config.json", "README.md", "privacy.html"}
 NOT_FEATURES = ("fmnist_cnn", "resnet20", "linear", "logistic", "timm", "torchvision", "mobilenetv2_layers")
@@ -398,10 +398,6 @@ def test_the_side_of_an_image_depends_on_its_pixels_alone(share):
 @pytest.mark.parametrize("place", ["fit", "measurement.measure"])
 def test_a_command_that_is_interrupted_goes_on_and_draws_nothing_twice(place, tmp_path, capsys, monkeypatch):
     words = (f"results={tmp_path}/r", f"to={tmp_path}/release")
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
         patch.setattr(f"pubsel.release.run.{place}", interrupted)
         assert main(["fit", "./mine", *WORDS, *words]) == 130

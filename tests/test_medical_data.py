@@ -6,6 +6,7 @@ import shutil
 import threading
 import weakref
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -129,11 +130,15 @@ def replaced(file, before, after):
     return lambda folder: (folder / file).write_text((folder / file).read_text().replace(before, after))
 
 
+def removed(file):
+    return lambda folder: (folder / file).unlink()
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (
-            lambda folder: (folder / "images_001/images/00000001_001.png").unlink(),
+            removed("images_001/images/00000001_001.png"),
             r"ChestX-ray14: 00000001_001.png and 0 more of Data_Entry_2017_v2020.csv are absent: unpack",
         ),
         (
@@ -157,10 +162,7 @@ def replaced(file, before, after):
             r"v2020.csv: no column Finding Labels: it needs Image Index,Finding Labels",
         ),
         *[
-            (
-                lambda folder, file=file: (folder / file).unlink(),
-                rf"dataset chestxray14 is not in .*ChestX-ray14/{file}",
-            )
+            (removed(file), rf"dataset chestxray14 is not in .*no ChestX-ray14/{file}")
             for file in ("Data_Entry_2017_v2020.csv", "train_val_list.txt", "test_list.txt")
         ],
     ],
@@ -198,11 +200,7 @@ def test_a_corrupt_image_is_skipped_named_and_counted(tmp_path, small, capsys):
 
 def test_an_image_that_the_system_cannot_read_is_not_skipped(tmp_path, small, monkeypatch):
     chestxray14(tmp_path)
-
-    def broken(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(images, "fitted", broken)
+    monkeypatch.setattr(images, "fitted", Mock(side_effect=OSError(5, "Input/output error")))
     not_opened("chestxray14", tmp_path, r"00000003_000.png: cannot be read: Input/output error")
 
 
@@ -403,13 +401,8 @@ def test_progress_is_said_now_and_then(tmp_path, small, monkeypatch, capsys):
 def test_a_data_folder_that_takes_nothing(tmp_path, small, monkeypatch):
     folder, names = chestxray14(tmp_path)
     (folder / "images_001/images" / names[0]).write_bytes(b"no image")
-
-    def refused(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(stored, "locked", refused)
-        source = open_dataset("chestxray14", str(tmp_path), False)
+    monkeypatch.setattr(stored, "locked", Mock(side_effect=PermissionError(13, "Permission denied")))
+    source = open_dataset("chestxray14", str(tmp_path), False)
     assert grey_values(source.train) == [40, 50, 10]
     assert re.fullmatch(
         r"chestxray14: cannot be kept in .*prepared \(Permission denied\), so all of it is in memory", source.notes[0]
@@ -459,21 +452,11 @@ def chexpert(root):
     return folder
 
 
-def test_chexpert_tells_the_patient_of_each_image(tmp_path, changed):
-    chexpert(tmp_path)
-    changed({"views": "all"})
-    source = open_dataset("chexpert", str(tmp_path), False, "patient")
-    first, second, lateral, *others = source.groups[0].tolist()
-    assert grey_values(source.train) == [10, 20, 30, 40, 50]
-    assert second == lateral
-    assert len({first, second, *others, *source.groups[1].tolist()}) == 6
-
-
 def observed(split):
     return [{OBSERVATIONS[i] for i in np.flatnonzero(row)} for row in split.y.numpy()]
 
 
-def test_chexpert(tmp_path):
+def test_chexpert(tmp_path, changed):
     chexpert(tmp_path)
     source = open_dataset("chexpert", str(tmp_path), download=False)
     assert source.train.x.shape == (4, 1, 224, 224)
@@ -486,6 +469,12 @@ def test_chexpert(tmp_path):
         "chexpert train: 1 uncertain, 51 missing, 0 dropped, 1 other views (uncertain=zero, missing=zero)",
         "chexpert valid: 0 uncertain, 0 missing, 0 dropped, 0 other views (uncertain=zero, missing=zero)",
     )
+    changed({"views": "all"})
+    source = open_dataset("chexpert", str(tmp_path), False, "patient")
+    first, second, lateral, *others = source.groups[0].tolist()
+    assert grey_values(source.train) == [10, 20, 30, 40, 50]
+    assert second == lateral
+    assert len({first, second, *others, *source.groups[1].tolist()}) == 6
 
 
 @pytest.mark.parametrize(
@@ -654,11 +643,7 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr("pubsel.data.medmnist.download_url", fetch)
     assert len(open_dataset("pneumoniamnist_64", str(tmp_path), download=True).test.x) == 4
     assert asked == [(dataset_info("pneumoniamnist_64").url, "8f4eceb4ccffa70c672198ea285246c6")]
-
-    def offline(*_):
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("pubsel.data.medmnist.download_url", offline)
+    monkeypatch.setattr("pubsel.data.medmnist.download_url", Mock(side_effect=OSError("no route to host")))
     with pytest.raises(Missing, match=r"\(download failed: no route to host\)"):
         open_dataset("chestmnist", str(tmp_path), download=True)
 

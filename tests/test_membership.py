@@ -210,8 +210,7 @@ def test_the_paper_s_figures_stand_beside_ours():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path, folder: Path) -> Path:
     made("tiny.npz")
     return tmp_path
 

@@ -25,6 +25,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.papers import join
 from pubsel.settings.datasets import decoded_folder
 from pubsel.settings.keys import Backbone, Convert, Metric, Pair
+from tests.forked import heard
 
 RUN = """
 model=linear algorithm=non_private pair.public=null distance=none training.epochs=20
@@ -448,22 +449,10 @@ def opens(path: Path, root: Path, queue: "multiprocessing.Queue[str]") -> None:
 
 def test_two_processes_decode_once_and_a_killed_one_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     path, root = photographs(tmp_path / "mine"), tmp_path / "root"
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    killed = context.Process(target=opens, args=(path, root, queue))
-    killed.start()
-    queue.get(timeout=60)
-    killed.kill()
-    killed.join()
+    heard(opens, path, root, words=1, killed=True)
     assert sorted(file.suffix for file in (root / "decoded").iterdir()) == [".lock", ".part"]
 
-    queue = context.Queue()
-    processes = [context.Process(target=opens, args=(path, root, queue)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    words = [queue.get(timeout=60) for _ in range(24 + 2)]
-    for process in processes:
-        process.join()
+    words = heard(opens, path, root, words=24 + 2, processes=2)
     sums = [word for word in words if word.isdecimal()]
     assert len(sums) == 2
     assert len(set(sums)) == 1

@@ -369,9 +369,8 @@ WAYS = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, folder):
     """A folder with images of three classes, which differ in where they are bright."""
-    monkeypatch.chdir(tmp_path)
     draw = np.random.RandomState(0)
     labels, images = draw.randint(3, size=260), draw.randint(0, 60, (260, 6, 6)).astype(np.uint8)
     images[np.arange(260), 2 * labels, :] += 180

@@ -442,12 +442,6 @@ def test_the_command_says_what_it_needs(capsys: pytest.CaptureFixture) -> None:
         trained(*FOLDER).predict("animals", alll=True)
 
 
-def test_a_record_of_something_else_has_no_model(tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text('{"identity": "a"}')
-    with pytest.raises(UserError, match=r"model\.pt: no such file"):
-        pubsel.Record({}, tmp_path, "").predict("animals")
-
-
 def test_rows_of_a_table_are_given_as_arrays() -> None:
     rows = np.arange(8, dtype=np.float64).reshape(2, 4)
     for given_rows in (rows, torch.from_numpy(rows), list(rows)):

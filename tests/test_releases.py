@@ -57,8 +57,7 @@ def write(path: str, seed: int, n: int = N, **changed: np.ndarray) -> None:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path, folder: Path) -> Path:
     for seed, name in enumerate(("private", "public", "other")):
         write(name, seed)
     return tmp_path

@@ -155,7 +155,6 @@ def test_the_person_is_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (["runs", "training.epoch=2"], 2, "unknown key training.epoch (did you mean training.epochs?)"),
         (["runs", "remove", "x"], 2, "list, show NAME or delete NAME"),
         (["run", "replay=nope"], 1, "no record of this name"),
-        (["run", "replay=a.json", "epsilon=3"], 2, "has its own epsilon"),
     ],
 )
 def test_mistakes(cli: Cli, words: list[str], code: int, expected: str) -> None:
