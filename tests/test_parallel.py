@@ -1,7 +1,6 @@
 """One run on several processes: what they train together is what one trains alone, whatever happens to one of them."""
 
 import contextlib
-import importlib
 import json
 import os
 import pickle
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from test_faults import die, replaced
 from test_split import images, network
 from torch import nn
 
@@ -228,28 +228,14 @@ def command(folder: Path, fault: Callable[[], None] | None = None) -> None:
     os._exit(code)
 
 
-def at_call(place: str, call: int, rank: int, act: Callable[[], None]) -> None:
+def at_call(place: str, call: int, rank: int, act: Callable[..., None]) -> None:
     """In one process, the n-th call of module.name does `act` first."""
-    module, _, name = place.rpartition(".")
-    owner, calls = importlib.import_module(module), [0]
-    original = getattr(owner, name)
-
-    def instead(*arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call:
-            act()
-        return original(*arguments)
-
     if torchrun.place()[0] == rank:
-        setattr(owner, name, instead)
+        replaced(place, call, act)
 
 
-def broken() -> None:
+def broken(*_: object) -> None:
     raise MemoryError("no memory is left")
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 break_helper = partial(at_call, "pubsel.training.parallel.clipped_sum", 4, 1, broken)
