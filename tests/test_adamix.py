@@ -307,7 +307,7 @@ def test_only_public_decays_to_zero():
 
 
 @pytest.mark.parametrize("radius", [1e3, None])
-def test_one_pass_of_stochastic_gradient_descent(radius, monkeypatch):
+def test_one_pass_of_stochastic_gradient_descent(radius):
     """Algorithm 3, public phase: rate 2 / (c (t + 1)), one example at a time, in random order, within the ball."""
     from pubsel.algorithms import adamix
 
@@ -470,7 +470,7 @@ def images(path, seed, public_seed=0):
     write_npz(path, (pixels, changed), (255 - pixels[:9], labels[:9]))
 
 
-def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(tmp_path, folder, capsys):
+def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(folder, capsys):
     words = (
         "run model=pixels distance=none threads=1 download=false pair.take=train pair.m=20 pair.private=tiny.npz "
         "pair.public=other.npz training=adamix"

@@ -263,7 +263,7 @@ def test_an_archive_that_takes_more_than_the_disk_is_not_unpacked(tmp_path, monk
 
 @pytest.mark.attack
 @pytest.mark.parametrize("key", ["model.input_size", "+model.backbone.input_size"])
-def test_a_side_of_no_image_is_refused(key, capsys, tmp_path, folder):
+def test_a_side_of_no_image_is_refused(key, capsys, folder):
     words = ["run", "+experiment=quickstart", f"{key}=99999999999999999999"]
     assert main([*words, *(["+model.backbone.architecture=pixels"] if "backbone" in key else [])]) == 2
     err = capsys.readouterr().err

@@ -76,13 +76,6 @@ def test_help_of_an_option_explains_that_option_alone(capsys: pytest.CaptureFixt
     assert "training.epochs" in out
 
 
-def test_help_of_a_wrong_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--help", "algorithm=nope"]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert "dp_sgd" in said.err
-
-
 def test_help_explains_a_method_of_the_users_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -472,8 +472,6 @@ def test_useless_features_are_refused_and_not_kept(weights, tmp_path, change, sa
         ({"prefix": "backbone."}, UserError, r"does not fit: .*prefix"),
         ({"options": {"nope": 1}}, UsageError, r"options=.*nope"),
         ({"options": {"global_pool": "nonsense"}}, UsageError, r"options=.*nonsense"),
-        ({"options": {"nosuch": 5}}, UsageError, r"options=.*nosuch"),
-        ({"options": {"checkpoint_path": "nowhere"}}, UsageError, r"options=.*nowhere"),
     ],
     ids=str,
 )

@@ -106,7 +106,7 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
                 assert settings.table in ("all", *(path.stem for path in (CONF / "tables").glob("*.yaml")))
 
 
-def test_what_needs_no_training_runs(tmp_path: Path, folder: Path) -> None:
+def test_what_needs_no_training_runs(folder: Path) -> None:
     """Of the commands of all pages but the tutorial, which runs below; those that train only compose above."""
     said = [words for page in PAGES if page.stem != "tutorial" for words in commands(page, "pubsel")]
     cheap = [words for words in said if words[0] in ("runs", "table", "report") and not {"NAME", "delete"} & set(words)]
@@ -160,7 +160,7 @@ def without_numbers(text: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_tutorial_runs_and_says_what_it_shows(tmp_path: Path, folder: Path) -> None:
+def test_the_tutorial_runs_and_says_what_it_shows(folder: Path) -> None:
     names: dict = {"__name__": "tutorial"}
     found = ""
     for block in blocks(GUIDE / "tutorial.md"):

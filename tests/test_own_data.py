@@ -81,7 +81,7 @@ def test_what_is_read_in_memory_is_what_would_be_kept(tmp_path: Path) -> None:
 # How a model is measured
 
 
-def test_a_run_is_measured_as_its_owner_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_measured_as_its_owner_says(tmp_path: Path) -> None:
     npz(tmp_path / "mine.npz")
     plain = pubsel.train("pair.private=mine.npz", *RUN)
     balanced = pubsel.train("pair.private=mine.npz", "pair.metric=balanced_accuracy", "pair.validation=0", *RUN)
@@ -99,7 +99,7 @@ def test_a_run_is_measured_as_its_owner_says(tmp_path: Path, monkeypatch: pytest
     assert pubsel.train("pair.private=mine.npz", "pair.metric=auc", *RUN)["metric"] == "auc"
 
 
-def test_a_table_has_a_row_for_each_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_has_a_row_for_each_metric(tmp_path: Path) -> None:
     npz(tmp_path / "mine.npz")
     records = [pubsel.train("pair.private=mine.npz", f"pair.metric={metric}", *RUN) for metric in METRICS]
     frame = join.others([dict(record) for record in records]).frame
@@ -489,9 +489,7 @@ def test_features_are_read_without_the_images(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("pixels_as_features")
-def test_forget_deletes_images_and_features(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_forget_deletes_images_and_features(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photographs(tmp_path / "mine")
     photographs(tmp_path / "theirs", n=9)
     for name in ("./mine", "./theirs"):
@@ -570,9 +568,7 @@ def test_an_array_that_is_cut_short_or_empty_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "rank", "data check"])
-def test_every_command_keeps_images_unless_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_every_command_keeps_images_unless_told_otherwise(tmp_path: Path, command: str) -> None:
     archive(tmp_path / "mine.npz")
     photographs(tmp_path / "theirs")
     words = {
@@ -654,7 +650,7 @@ def test_an_image_of_16_bits_is_the_same_one_at_another_size(tmp_path: Path) -> 
     assert len(every[0] & every[1]) == 1
 
 
-def test_what_a_killed_process_left_is_forgotten_too(tmp_path, monkeypatch, capsys):
+def test_what_a_killed_process_left_is_forgotten_too(capsys):
     folder = decoded_folder(Path("mine"), Path("data"))
     left = folder.with_name(f".{folder.name}.0.part")
     left.mkdir(parents=True)

@@ -198,7 +198,7 @@ def test_what_is_not_clipped_loses_more_than_is_claimed(tmp_path, monkeypatch):
 
 @pytest.mark.attack
 @pytest.mark.parametrize("rate", [1.0, 0.2])
-def test_the_first_release_counts(rate, tmp_path):
+def test_the_first_release_counts(rate):
     """dp_pca: |x|^2 / R^2 over the noise of the PCA, written out, composed with the steps."""
     torch.manual_seed(1)
     x, public = torch.randn(30, 8), torch.randn(50, 8)

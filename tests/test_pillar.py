@@ -456,14 +456,11 @@ def test_a_broken_release_is_named(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        (["algorithm=pillar", "algorithm.k=30"], 2, "rank 29"),
         (["algorithm=pillar", "algorithm.projection=dp_pca", "algorithm.k=5"], 2, "algorithm.share"),
         (["algorithm=dp_pca", "algorithm.share=1"], 2, "algorithm.share=1"),
-        (["algorithm=jl", "algorithm.k=37"], 2, "algorithm.k=37 is more than the 36 features"),
         (["algorithm=pillar", "pair.public=null"], 2, "give pair.public=NAME"),
         (["algorithm=pillar", "model.backbone=null"], 2, "takes features: set model.backbone"),
         (["algorithm=adamix", "privacy=adamix", "training.batch_size=10"], 2, "set training.batch_size to 170"),
-        (["algorithm=adamix", "algorithm.rank=20", "algorithm.pretrain_rate=1e38"], 1, "diverged"),
         (["algorithm=ppgd", "algorithm.finish_rate=1e38"], 1, "algorithm.finish_rate"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -162,7 +162,7 @@ def test_two_files_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [row["class"] for row in rows] == [answers[f"animals/cow/{Path(row['file']).name}"] for row in rows]
 
 
-def test_weights_that_it_was_given_need_not_be_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_it_was_given_need_not_be_there_again() -> None:
     """model.pt of a network on images has all its weights."""
     record = trained(*NPZ, *OF_IMAGES)
     expected = record.predict("animals.npz").answers
@@ -235,7 +235,7 @@ def test_any_size_format_and_colour_is_brought_to_the_training_shape(tmp_path: P
     np.testing.assert_allclose(told.probabilities[1], alone, atol=1e-6)
 
 
-def test_a_table_names_its_files(tmp_path: Path) -> None:
+def test_a_table_names_its_files() -> None:
     record = trained(*FOLDER)
     table = Path("animals") / "new.csv"
     file = next(Path("animals/bee").iterdir())

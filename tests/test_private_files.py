@@ -40,7 +40,7 @@ def open_to_others(folder: Path) -> list[str]:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("folder", [0], indirect=True, ids=["umask 0"])
-def test_nobody_else_reads_a_run_a_sweep_or_a_choice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_else_reads_a_run_a_sweep_or_a_choice(folder: Path) -> None:
     assert main(["run", "-m", *TINY, "seed=1"]) == 0
     words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4"]
     assert main(["rank", *words, "distance.initialisations=1", "epsilon_select=0.5"]) == 0

@@ -176,7 +176,7 @@ def test_code_that_cannot_be_read_never_repeats():
     assert records.code() == records.code(dict) != records.code(made)
 
 
-def test_where_files_lie_changes_nothing(folder, monkeypatch):
+def test_where_files_lie_changes_nothing(folder):
     before = noise()
     assert np.array_equal(before, noise("data_root=/elsewhere", "results=there", "training.checkpoint_seconds=5"))
 

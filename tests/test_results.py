@@ -47,12 +47,6 @@ def test_a_record_that_is_no_json_touches_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file/run"):
-        records.write_record(tmp_path / "file" / "run" / "result.json", record())
-
-
 def test_records_are_sorted_and_only_finished_runs_count(tmp_path):
     save(tmp_path, record(seed=5), record(seed=3))
     (tmp_path / "runs" / "unfinished").mkdir()

@@ -371,7 +371,6 @@ def test_run_with_one_candidate_spends_nothing_on_it(cli):
         ([*RANK, CANDIDATES, "epsilon_select=1", "distance=frechet"], "give distance=gsd, not frechet"),
         ([*RANK, CANDIDATES, "epsilon_select=1", "distance.epsilon=1"], "the given distance has no such setting"),
         ([*RANK, CANDIDATES, "epsilon_select=0.001", "select.margin=0.01"], "private examples, and there are 1297"),
-        ([*RANK, CANDIDATES, "epsilon_select=1", "distance.m=5000"], "distance.m=5000"),
         ([*RANK, CANDIDATES, "epsilon_select=1", "select.cap=0"], "select.cap=0.0: must be greater than 0"),
         ([*RANK, CANDIDATES, "distance=dp_gsd", "distance.epsilon=null"], "give distance.epsilon"),
         ([*RUN, "epsilon_select=null"], "belong together"),
@@ -383,7 +382,6 @@ def test_run_with_one_candidate_spends_nothing_on_it(cli):
         ([*RUN, "pair.take=train"], "set pair.take=test"),
         ([*RUN, "distance=dp_gsd"], "measure it by pubsel rank"),
         ([*RUN[:-2], "distance=none"], "give distance=gsd, not none"),
-        ([*RUN, "pair.candidates=[noise,typo]"], "unknown dataset 'typo'"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(cli, words, expected):

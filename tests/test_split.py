@@ -152,7 +152,7 @@ def test_outputs_that_do_not_fit_are_refused(capsys):
         below_once(net, task, 10)
 
 
-def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(tmp_path, folder, capsys):
+def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(folder, capsys):
     draw = np.random.RandomState(0)
     y = draw.randint(2, size=100)
     x = (draw.randint(100, size=(100, 16, 16, 3)) + 120 * y[:, None, None, None]).astype("u1")
