@@ -5,14 +5,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -227,28 +223,6 @@ def test_a_failed_cell_stops_no_other_but_the_steps_after_it(cli: Cli) -> None:
     assert "1 cells failed" in err
     assert err.splitlines()[-1].startswith("pubsel: mine_strong: stopped, since a step failed; pubsel make mine_strong")
     assert not Path("results/tables").exists()
-
-
-@pytest.mark.slow
-def test_a_make_that_is_killed_goes_on_with_what_is_missing(cli: Cli) -> None:
-    words = [sys.executable, "-m", "pubsel", "make", "mine", *HERE, "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    end = time.monotonic() + 240
-    while not (finished := list(Path("results/runs").glob("*/result.json"))) and time.monotonic() < end:
-        time.sleep(0.05)
-    family = psutil.Process(process.pid).children(recursive=True)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    psutil.wait_procs(family, timeout=20)
-    assert 1 <= len(finished) < 4
-    kept = {path: path.read_bytes() for path in Path("results/runs").glob("*/result.json")}
-    assert len(kept) < 4
-
-    out, err = done(cli, "make", "mine", *HERE)
-    assert f"{len(kept)} of 4 cells are there" in err
-    assert out.count("differentially private") == 4 - len(kept)
-    assert len(list(Path("results/runs").glob("*/result.json"))) == 4
-    assert {path: path.read_bytes() for path in kept} == kept
 
 
 def test_ranks_and_other_commands_are_steps_too(cli: Cli) -> None:
