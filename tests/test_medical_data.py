@@ -17,7 +17,7 @@ from PIL import Image
 
 from pubsel import data, files
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, images, load, open_dataset, same_examples, stored
+from pubsel.data import Missing, images, open_dataset, same_examples, stored
 from pubsel.data.chestxray14 import FINDINGS
 from pubsel.data.chexpert import OBSERVATIONS
 from pubsel.data.splits import Listing, Unread
@@ -96,9 +96,6 @@ def test_chestxray14_has_the_official_lists_and_fourteen_labels(tmp_path, capsys
     assert source.notes == ()
     assert capsys.readouterr().err == ""
     assert catalogue.present("chestxray14", tmp_path) == "prepared"
-    task = load(Pair(private="chestxray14", public="chestxray14", m=1, convert=Convert.exact), str(tmp_path), False)
-    assert grey_values(task.public) == [20]
-    assert grey_values(task.test) == [30]
 
 
 def test_chestxray14_tells_the_patient_of_each_image_also_if_some_are_corrupt(tmp_path):
@@ -494,8 +491,6 @@ def test_kneeos(tmp_path):
         "kneeos: test was sorted by class, shuffled with seed 0",
         "kneeos train: 1 of 10 images are corrupt and were skipped: 93001L.png",
     )
-    again = open_dataset("kneeos", str(tmp_path), download=False)
-    assert again.test.y.tolist() == source.test.y.tolist()
     shutil.rmtree(tmp_path / "prepared")
     shutil.rmtree(tmp_path / "kneeos/test/4")
     not_opened("kneeos", tmp_path, r"kneeos/test: not the class folders of train")

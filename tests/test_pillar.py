@@ -393,7 +393,6 @@ def test_a_run_on_features(name, folder, capsys):
     uses_public = name not in ("jl", "dp_sgd", "fully_private")
     assert (record["public"], record["private_examples"]) == (("tiny.npz", 170) if uses_public else (None, 200))
     assert record["test_examples"] == 60
-    assert 0 <= record["utility"] <= 1
     classifier = {"pillar": 5, "jl": 5, "dp_pca": 5, "whitened_head": 16, "whitened_head_once": 5}.get(name, 36)
     assert record["parameters"] == 3 * (classifier + 1)
     if name == "only_public":
@@ -404,8 +403,6 @@ def test_a_run_on_features(name, folder, capsys):
     else:
         assert private["epsilon"] > 1.9
         assert private["sensitivity"] == (math.sqrt(2) if name == "gep" else 1.0)
-    assert main(["run", *words]) == 0
-    assert "finished before" in capsys.readouterr().err
 
 
 def test_the_release_is_made_once(folder, capsys, monkeypatch):

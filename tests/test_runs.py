@@ -66,10 +66,7 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     out, _ = done(cli, "run", f"replay={path}")
     assert out.startswith(f"{name}: the same, bit for bit\n  weights: {record['weights']}\n")
 
-    # sentences may have changed, and numbers on other hardware a little
-    sentences = record | {"notes": ["other"], "privacy": record["privacy"] | {"statement": "other", "not_covered": []}}
-    path.write_text(json.dumps(sentences))
-    assert cli("run", f"replay={path}")[1].startswith(f"{name}: the same, bit for bit\n")
+    # numbers on other hardware may have changed a little
     elsewhere = record | {"weights": "0" * 16, "utility": record["utility"] + 0.004}
     elsewhere["streams"] = record["streams"] | {"place": "another"}  # and with it the noise
     path.write_text(json.dumps(elsewhere))
