@@ -37,6 +37,17 @@ def network(seed: int, name: str = "linear", size: int | None = None) -> nn.Modu
     return models.build(Model(name, None, False, None, Norm.replace, size), (1, 8, 8), 10, (0.3,), (0.4,), seed=seed)
 
 
+class Scaled(nn.Module):
+    """The values of images as numbers, divided by the largest."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, most: int = 255):
+        super().__init__()
+        self.dtype, self.most = dtype, most
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype) / self.most
+
+
 def secret(purpose: str, step: int) -> Any:
     """Return a stream in place of a secret one."""
     return stream("test", purpose, step)

@@ -39,7 +39,7 @@ from pubsel.privacy.sampling import Schedule
 from pubsel.release.run import run
 from pubsel.rules import canonical
 from pubsel.training.loop import Job, fit
-from tests.made import build, checked, done, failed, interrupted, only_record, planted, training
+from tests.made import Scaled, build, checked, done, failed, interrupted, only_record, planted, training
 from tests.synthetic import secret_named
 from tests.test_people import npz
 
@@ -66,11 +66,6 @@ def problem(name):
 def task_of(split):
     public = Split(torch.cat([split.x, split.x.flip(-1)]), torch.cat([split.y, split.y]))
     return Task(split, public, split, CLASSES, "accuracy", (0.5,), (0.5,), (), same_task=True)
-
-
-class Scaled(torch.nn.Module):
-    def forward(self, x):
-        return x.float() / 255
 
 
 def audited(folder, name="dp_sgd", epsilon=4.0, rate=1.0, steps=20, seed=0, stop_at=None):

@@ -54,6 +54,7 @@ def images(folder, n, size=(10, 10), mode="RGB", suffix=".png", seed=0):
     folder.mkdir(parents=True, exist_ok=True)
     for i, image in enumerate(pixels(n, *size, 3, seed=seed)):
         Image.fromarray(image).convert(mode).save(folder / f"{i:02d}{suffix}")
+    return folder
 
 
 def pair(private, public, m=4, convert=resize):

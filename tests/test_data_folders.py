@@ -12,23 +12,18 @@ import zlib
 import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from pubsel.cli import main
 from pubsel.data import open_dataset, prepared
 from pubsel.data.folders import layout
 from pubsel.messages import UserError
+from tests import test_data
 from tests.made import not_opened
 
 
-def images(folder, n, size=(10, 10), mode="RGB", suffix=".png", seed=0):
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = np.random.RandomState(seed + sum(folder.as_posix().encode()))
-    for i in range(n):
-        Image.fromarray(draw.randint(0, 256, (*size, 3), dtype=np.uint8)).convert(mode).save(
-            folder / f"{i:02d}{suffix}"
-        )
-    return folder
+def images(folder, n, **how):
+    """n images, in each folder other ones."""
+    return test_data.images(folder, n, seed=sum(folder.as_posix().encode()), **how)
 
 
 def classes(folder, n=6, names="ab", **how):

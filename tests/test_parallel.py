@@ -42,7 +42,7 @@ from pubsel.training import loop, parallel, torchrun
 from pubsel.training.loop import ONE_PROCESS, Job, fit
 from pubsel.training.parallel import places_in_share, share
 from tests.forked import forked
-from tests.made import build, training
+from tests.made import Scaled, build, training
 from tests.synthetic import secret_named
 
 WORDS = """+experiment=quickstart training.epochs=20 pair.private_share=0.3 training.batch_size=1000 training.chunk=64
@@ -77,11 +77,6 @@ def placed(rank: int, size: int, port: int, target: Callable[..., None], argumen
 # The loop
 
 
-class Float64(nn.Module):
-    def forward(self, x):
-        return x.double() / 255
-
-
 class Watching:
     """An algorithm that notes in each process, by its number, the weights that it sees, and what comes of `act`."""
 
@@ -104,7 +99,7 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     net = small.linear if name == "gep" else small.mnist_cnn  # where a layer's gradients span less than k, rounding
-    model = nn.Sequential(Float64(), net(1, 16, 16, 3)).double().eval()  # decides what else the basis spans
+    model = nn.Sequential(Scaled(torch.float64), net(1, 16, 16, 3)).double().eval()  # decides what else the basis spans
     x, y = torch.randint(256, (61, 1, 16, 16), dtype=torch.uint8), torch.randint(3, (61,))
     task = Task(Split(x[:47], y[:47]), Split(x[47:], y[47:]), Split(x, y), 3, "accuracy", (0.5,), (0.5,), ())
     settings = training(batch_size=round(rate * 47), learning_rate=0.3, milestones=[], checkpoint_seconds=0)

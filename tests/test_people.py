@@ -28,7 +28,7 @@ from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
 from pubsel.training.once import units_of
-from tests.made import not_loaded, not_opened, only_record, picture, training
+from tests.made import Scaled, not_loaded, not_opened, only_record, picture, training
 from tests.synthetic import secret_named
 from tests.test_data import ham10000
 from tests.test_report import Page
@@ -445,13 +445,9 @@ def task(sizes=None, features=False):
     return Task(private, None, private, 3, "accuracy", (0.5,), (0.5,), (), people=people)
 
 
-class Float(torch.nn.Module):
-    def forward(self, x):
-        return x.float() / 60
-
-
 def train(tmp_path, problem, noise=0.5, report=lambda p: None, n=None, device="cpu", **changes):
-    model = (linear() if problem.private.x.dim() == 2 else torch.nn.Sequential(Float(), conv()).eval()).to(device)
+    images = torch.nn.Sequential(Scaled(most=60), conv()).eval()
+    model = (linear() if problem.private.x.dim() == 2 else images).to(device)
     settings = training(**({"epochs": 3, "batch_size": 12} | changes))
     plan = schedule(n or problem.units, settings)
     tmp_path.mkdir(exist_ok=True)

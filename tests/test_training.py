@@ -26,7 +26,7 @@ from pubsel.rules import canonical
 from pubsel.training import loop
 from pubsel.training.loop import Job, fit, noisy_mean
 from tests.forked import Command
-from tests.made import build, checked, training
+from tests.made import Scaled, build, checked, training
 from tests.synthetic import secret_named
 
 COMMAND = """
@@ -42,16 +42,7 @@ def task(n=50):
 
 def network(dtype=torch.float64):
     torch.manual_seed(1)
-    return torch.nn.Sequential(Float(dtype), small.linear(1, 8, 8, 3).to(dtype)).eval()
-
-
-class Float(torch.nn.Module):
-    def __init__(self, dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x):
-        return x.to(self.dtype) / 255
+    return torch.nn.Sequential(Scaled(dtype), small.linear(1, 8, 8, 3).to(dtype)).eval()
 
 
 def job_of(settings, folder, noise, algorithm=DPSGD("dp_sgd", 1.0), n=50):  # noqa: B008 (immutable)
