@@ -28,6 +28,21 @@ def forked(target: Callable[..., object], *arguments: Any) -> ForkServerProcess:
     return process
 
 
+def heard(target: Callable[..., object], *arguments: Any, words: int, processes: int = 1, killed: bool = False) -> list:
+    """Return so many words of processes that do target(*arguments, queue); then they are waited for, or killed."""
+    context = multiprocessing.get_context("fork")
+    said = context.Queue()  # one for each call: whoever is killed may leave it locked
+    started = [context.Process(target=target, args=(*arguments, said)) for _ in range(processes)]
+    for process in started:
+        process.start()
+    found = [said.get(timeout=60) for _ in range(words)]
+    for process in started:
+        if killed:
+            process.kill()
+        process.join()
+    return found
+
+
 class Command:
     """A command that runs, in a group of its own, with `environment` beside that of the tests (None: not set)."""
 

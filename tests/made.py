@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from PIL import Image
 from torch import nn
 
 from pubsel import algorithms, models
-from pubsel.data import Split, open_dataset
-from pubsel.messages import UserError
+from pubsel.data import Source, Split, load, open_dataset
+from pubsel.messages import UsageError, UserError
 from pubsel.privacy.randomness import stream
 from pubsel.settings.compose import composed
-from pubsel.settings.keys import SCHEMAS, Model, Norm, Training
+from pubsel.settings.keys import SCHEMAS, Model, Norm, Pair, Training
 from pubsel.settings.methods import option
 from pubsel.settings.schema import check
 
@@ -34,6 +35,17 @@ def build(name: str, **changes: Any) -> Any:
 def network(seed: int, name: str = "linear", size: int | None = None) -> nn.Module:
     """Return a network for images of 8 x 8 pixels and ten classes."""
     return models.build(Model(name, None, False, None, Norm.replace, size), (1, 8, 8), 10, (0.3,), (0.4,), seed=seed)
+
+
+class Scaled(nn.Module):
+    """The values of images as numbers, divided by the largest."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, most: int = 255):
+        super().__init__()
+        self.dtype, self.most = dtype, most
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype) / self.most
 
 
 def secret(purpose: str, step: int) -> Any:
@@ -76,6 +88,15 @@ def done(cli: Cli, *words: str) -> tuple[str, str]:
     return out, err
 
 
+def failed(cli: Cli, *words: str, code: int = 2) -> str:
+    """Return what a command says that must fail: one line of its own at the end of standard error, and no result."""
+    found, out, err = cli(*words)
+    assert (found, out) == (code, ""), err
+    assert [line for line in err.splitlines() if line.startswith("pubsel: ")] == err.splitlines()[-1:]
+    assert "Traceback" not in err
+    return err
+
+
 def only_record(results: Path | str = "results", kind: str = "runs") -> dict[str, Any]:
     """Return the only record of a kind in a results folder."""
     (path,) = Path(results).glob(f"{kind}/*/result.json")
@@ -89,11 +110,34 @@ def training(**changes: Any) -> Training:
     return Training(**(values | changes))
 
 
-def not_opened(name: str, root: Path | str, match: str, kind: type = UserError, unit: str | None = None) -> str:
-    """Require that a dataset is rejected, and return the message."""
+def not_opened(
+    name: str, root: Path | str, match: str, kind: type = UserError, unit: str | None = None, keep: bool = True
+) -> str:
+    """Require that a dataset is rejected, in one line, which is returned."""
     with pytest.raises(kind, match=match) as error:
-        open_dataset(name, str(root), False, unit)
+        open_dataset(name, str(root), False, unit, keep)
+    assert "\n" not in str(error.value)
     return str(error.value)
+
+
+def not_loaded(pair: Pair, root: Path | str, match: str, kind: type = UsageError, **more: Any) -> str:
+    """Require that a pair of datasets is refused, in one line."""
+    with pytest.raises(kind, match=match) as error:
+        load(pair, str(root), False, **more)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def random_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open every dataset as twenty training and twenty test images that only it has, of two classes."""
+
+    def opened(name: str, *_: object, **__: object) -> Source:
+        draw = np.random.RandomState(zlib.crc32(name.encode()))
+        train, test = torch.from_numpy(draw.randint(0, 256, (40, 1, 4, 4), dtype=np.uint8)).split(20)
+        y = torch.arange(20) % 2
+        return Source(Split(train, y), Split(test, y), 2, "accuracy", (0.5,), (0.5,), ())
+
+    monkeypatch.setattr("pubsel.data.open_dataset", opened)
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (30, 40), mode: str = "RGB") -> None:

@@ -25,7 +25,7 @@ from pubsel.settings import CONF
 from pubsel.settings.keys import Training
 from pubsel.training.loop import Job, fit, noisy_mean
 from tests import made
-from tests.made import build, only_record
+from tests.made import build, only_record, write_npz
 from tests.synthetic import secret_named
 
 C, D, M, N = 3, 8, 15, 40
@@ -307,7 +307,7 @@ def test_only_public_decays_to_zero():
 
 
 @pytest.mark.parametrize("radius", [1e3, None])
-def test_one_pass_of_stochastic_gradient_descent(radius, monkeypatch):
+def test_one_pass_of_stochastic_gradient_descent(radius):
     """Algorithm 3, public phase: rate 2 / (c (t + 1)), one example at a time, in random order, within the ball."""
     from pubsel.algorithms import adamix
 
@@ -466,17 +466,11 @@ def images(path, seed, public_seed=0):
     pixels[private] = other.randint(0, 256, (40, 6, 6))
     changed = labels.copy()
     changed[private] = np.where(np.arange(40) < 3, np.arange(40), other.randint(3, size=40))
-    np.savez(
-        path,
-        train_images=pixels.astype(np.uint8),
-        train_labels=changed,
-        test_images=255 - pixels[:9].astype(np.uint8),
-        test_labels=labels[:9],
-    )
+    pixels = pixels.astype(np.uint8)
+    write_npz(path, (pixels, changed), (255 - pixels[:9], labels[:9]))
 
 
-def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_the_weights_of_only_public_are_the_same_whatever_the_private_examples(folder, capsys):
     words = (
         "run model=pixels distance=none threads=1 download=false pair.take=train pair.m=20 pair.private=tiny.npz "
         "pair.public=other.npz training=adamix"

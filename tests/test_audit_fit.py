@@ -127,9 +127,8 @@ def test_the_target_breaks_a_tie(images):
     assert (data.private.y == CLASSES - 1).sum() == images
 
 
-def test_the_audited_program_is_what_the_command_runs(tmp_path, monkeypatch):
+def test_the_audited_program_is_what_the_command_runs(tmp_path, folder, monkeypatch):
     """The same choice, training and measurement, by their budgets, on data of the same size; one after another."""
-    monkeypatch.chdir(tmp_path)
     draw = np.random.RandomState(0)
     for name, n in (("private", 400), ("a", 60), ("b", 60)):
         parts = ((draw.randint(0, 256, (n, 8, 8), dtype=np.uint8), np.arange(n) % CLASSES) for _ in range(2))

@@ -119,9 +119,8 @@ PATHS = {
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, folder: Path) -> Path:
     """An empty folder, but for a small data set of one's own."""
-    monkeypatch.chdir(tmp_path)
     random = np.random.RandomState(0)
     parts = ((random.randint(255, size=(n, 32, 32, 3)).astype(np.uint8), np.arange(n) % 2) for n in (60, 40))
     write_npz("own.npz", *parts)

@@ -8,6 +8,7 @@ import shutil
 import struct
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from scipy.io import savemat
 
 from pubsel.algorithms import View
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, Reader, Source, Split, load, open_dataset, prepared, public_examples
+from pubsel.data import Missing, Reader, Split, load, open_dataset, prepared, public_examples, same_examples
 from pubsel.data.convert import to_shape
 from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 from pubsel.messages import UsageError, UserError
-from pubsel.settings import CONF
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.keys import Convert, Pair, Take
+from tests.made import grey_values, not_loaded, not_opened, picture, random_sets, write_csv
 
 resize, exact = Convert.resize, Convert.exact
 
@@ -53,6 +54,7 @@ def images(folder, n, size=(10, 10), mode="RGB", suffix=".png", seed=0):
     folder.mkdir(parents=True, exist_ok=True)
     for i, image in enumerate(pixels(n, *size, 3, seed=seed)):
         Image.fromarray(image).convert(mode).save(folder / f"{i:02d}{suffix}")
+    return folder
 
 
 def pair(private, public, m=4, convert=resize):
@@ -60,16 +62,6 @@ def pair(private, public, m=4, convert=resize):
 
 
 # --- conf/dataset and the catalogue
-
-
-def test_every_dataset_file_is_whole():
-    names = "cifar10 cifar100 svhn svhn_extra mnist fashion_mnist flowers102 mnist_m digits photo_patches noise"
-    names += " bsds_patches tiny_imagenet imagenet flowers5 kagchest ham10000"
-    assert set(names.split()) <= set(dataset_names())
-    for name in dataset_names():
-        info = dataset_info(name)
-        assert info.shape[0] == len(info.mean) == len(info.std)
-        assert (CONF.parent / "pubsel" / "data" / f"{info.source}.py").exists() or CONF.parent.name == "pubsel"
 
 
 def test_listing_says_what_is_there(tmp_path):
@@ -88,10 +80,6 @@ def test_prepare(tmp_path):
     steps = catalogue.prepare_data("imagenet", str(tmp_path))
     assert "imagenet/val/<wnid>/*.JPEG" in steps
     assert str(tmp_path) in steps
-    with pytest.raises(UsageError, match=r"unknown dataset 'imagnet'"):
-        catalogue.prepare_data("imagnet", str(tmp_path))
-    with pytest.raises(UsageError, match=r"name has no value"):
-        catalogue.prepare_data(None, str(tmp_path))
     for i, flower in enumerate(("daisy", "dandelion", "rose", "sunflower", "tulip")):
         images(tmp_path / "flowers5" / flower, 4, size=(70, 90), suffix=".jpg", seed=i)
     assert "16 training and 4 test images" in catalogue.prepare_data("flowers5", str(tmp_path))
@@ -132,10 +120,7 @@ def test_npz_comes_first_and_is_read_as_it_is(tmp_path):
 )
 def test_a_wrong_npz_is_named(tmp_path, changes, message):
     npz(tmp_path / "mnist.npz", **{"shape": (28, 28), "classes": 10, **changes})
-    with pytest.raises(UserError, match=re.escape(message)) as error:
-        open_dataset("mnist", str(tmp_path), download=False)
-    assert "mnist.npz" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert "mnist.npz" in not_opened("mnist", tmp_path, re.escape(message))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "text", "empty"])
@@ -147,8 +132,7 @@ def test_a_damaged_npz_is_named(tmp_path, damage):
     path.write_bytes(
         {"truncated": whole[: len(whole) // 2], "flipped": flipped, "text": b"hello", "empty": b""}[damage]
     )
-    with pytest.raises(UserError, match=r"mnist.npz cannot be read .*: corrupt, truncated or not a plain npz"):
-        open_dataset("mnist", str(tmp_path), download=False)
+    not_opened("mnist", tmp_path, r"mnist.npz cannot be read .*: corrupt, truncated or not a plain npz")
 
 
 def test_multi_label_npz(tmp_path):
@@ -159,33 +143,25 @@ def test_multi_label_npz(tmp_path):
     assert source.classes == 5
     assert source.train.y.dtype == torch.float32
     npz(tmp_path / "a.npz", train_labels=labels[:20] * 2, test_labels=labels[20:])
-    with pytest.raises(UserError, match=r"holds only 0 and 1"):
-        open_dataset(str(tmp_path / "a.npz"), ".", False)
+    not_opened(str(tmp_path / "a.npz"), ".", r"holds only 0 and 1")
 
 
 def test_missing_dataset_names_the_remedies(tmp_path, monkeypatch):
     for name in dataset_names():
         if dataset_info(name).source != "embedded":
-            with pytest.raises(Missing) as error:
-                open_dataset(name, str(tmp_path), download=False)
-            line = str(error.value)
-            assert line.startswith(f"dataset {name} is not in")
-            assert "\n" not in line
+            line = not_opened(name, tmp_path, f"^dataset {name} is not in", Missing)
             assert f"pubsel data prepare {name}" in line
             assert "data_root=" in line
             assert "PUBSEL_DATA" in line
 
-    def offline(*args, **kwargs):
-        raise OSError("no route\nto host")
-
+    offline = Mock(side_effect=OSError("no route\nto host"))
     for place in ("cifar.download_and_extract_archive", "mnist.download_and_extract_archive", "svhn.download_url"):
         monkeypatch.setattr(f"torchvision.datasets.{place}", offline)
     monkeypatch.setattr("pubsel.data.imagenet.download_url", offline)
     for name in ("cifar10", "svhn", "tiny_imagenet"):
         with pytest.raises(Missing, match=r"\(download failed: no route to host\)"):
             open_dataset(name, str(tmp_path), download=True)
-    with pytest.raises(UsageError, match=r"unknown dataset 'nonesuch'"):
-        open_dataset("nonesuch", str(tmp_path), False)
+    not_opened("nonesuch", tmp_path, r"unknown dataset 'nonesuch'", UsageError)
 
 
 # --- sets of torchvision, in their own files
@@ -216,8 +192,7 @@ def test_idx_files(tmp_path, name, folder):
     assert (source.test.y.numpy() == arrays["t10k"][1]).all()
     path = tmp_path / folder / "raw" / "t10k-images-idx3-ubyte"
     path.write_bytes(gzip.compress(path.read_bytes()))
-    with pytest.raises(UserError, match=f"dataset {name}: corrupt or incomplete files"):
-        open_dataset(name, str(tmp_path), download=False)
+    not_opened(name, tmp_path, f"dataset {name}: corrupt or incomplete files")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
@@ -263,9 +238,8 @@ def test_svhn_mat_files(tmp_path, monkeypatch):
 
 def test_flowers102(tmp_path, monkeypatch):
     folder = tmp_path / "flowers-102"
-    images(folder / "jpg", 0)
     for i in range(1, 9):
-        Image.fromarray(np.full((80, 100, 3), 20 * i, np.uint8)).save(folder / "jpg" / f"image_{i:05d}.jpg")
+        picture(folder / "jpg" / f"image_{i:05d}.jpg", 20 * i, (80, 100))
     savemat(folder / "imagelabels.mat", {"labels": np.array([[5, 1, 2, 3, 102, 4, 7, 6]])})
     savemat(folder / "setid.mat", {"trnid": [[1, 2]], "valid": [[3, 4]], "tstid": [[8, 5, 6, 7]]})
     monkeypatch.setattr(
@@ -281,6 +255,11 @@ def test_flowers102(tmp_path, monkeypatch):
     again = open_dataset("flowers102", str(tmp_path), download=False)
     assert (again.test.x == source.test.x).all()
     assert (again.train.y == source.train.y).all()
+    large = open_dataset("oxford_flowers", str(tmp_path), download=False)  # the same set at another size
+    assert large.train.x.shape == (4, 3, 224, 224)
+    assert (large.train.y.tolist(), large.test.y.tolist()) == (source.train.y.tolist(), source.test.y.tolist())
+    assert grey_values(large.test) == [160, 100, 120, 140]
+    assert same_examples("oxford_flowers", "flowers102", str(tmp_path))
 
 
 # --- ImageNet, MNIST-M, HAM10000, chest x-rays
@@ -329,16 +308,11 @@ def test_tiny_imagenet_folder_and_zip(tmp_path):
     zipped = open_dataset("tiny_imagenet", str(tmp_path / "b"), download=False)
     assert (zipped.train.x == source.train.x).all()
     assert (zipped.test.x == source.test.x).all()
-    again = open_dataset("tiny_imagenet", str(tmp_path / "b"), download=False)  # now prepared
-    assert (again.train.x == source.train.x).all()
-    assert (again.train.y == source.train.y).all()
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "tiny-imagenet-200.zip").write_bytes(b"PK nonsense")
-    with pytest.raises(UserError, match=r"tiny-imagenet-200.zip cannot be read .*: delete it"):
-        open_dataset("tiny_imagenet", str(tmp_path / "c"), download=False)
+    not_opened("tiny_imagenet", tmp_path / "c", r"tiny-imagenet-200.zip cannot be read .*: delete it")
     (tmp_path / "d" / "tiny-imagenet-200").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"no images in val/<wnid>"):
-        open_dataset("tiny_imagenet", str(tmp_path / "d"), download=False)
+    not_opened("tiny_imagenet", tmp_path / "d", r"no images in val/<wnid>")
 
 
 def test_imagenet_is_public_only(tmp_path):
@@ -350,14 +324,12 @@ def test_imagenet_is_public_only(tmp_path):
         assert public.x.shape == (5, 1, 28, 28)
         assert len(public.y.unique()) > 1
         assert "imagenet: test was sorted by class, shuffled with seed 0" in notes
-    with pytest.raises(UserError, match=r"pair.private=imagenet: no training images"):
-        load(pair("imagenet", None), str(tmp_path), False)
+    not_loaded(pair("imagenet", None), tmp_path, r"pair.private=imagenet: no training images", UserError)
 
 
 def test_mnist_m(tmp_path):
     arrays = mnist_files(tmp_path, train=6, test=40)
-    with pytest.raises(Missing, match=r"no photographs: bsds500.npz"):
-        open_dataset("mnist_m", str(tmp_path), False)
+    not_opened("mnist_m", tmp_path, r"no photographs: bsds500.npz", Missing)
     images(tmp_path / "BSR/BSDS500/data/images/train", 2, size=(40, 32), suffix=".jpg")
     images(tmp_path / "BSR/BSDS500/data/images/train", 1, size=(48, 33), suffix=".jpg", seed=1)
     first = open_dataset("mnist_m", str(tmp_path), False)
@@ -369,8 +341,7 @@ def test_mnist_m(tmp_path):
     task = load(pair("mnist", "mnist_m"), str(tmp_path), False)  # the same digits: the first m leave the test set
     assert len(task.test.x) == 36
     assert (task.test.x[0, 0].numpy() == arrays["t10k"][0][4]).all()
-    with pytest.raises(UsageError, match=r"pair.m=41: mnist_m has only 40 images in its test split"):
-        load(pair("mnist", "mnist_m", m=41), str(tmp_path), False)
+    not_loaded(pair("mnist", "mnist_m", m=41), tmp_path, r"pair.m=41: mnist_m has only 40 images in its test split")
 
 
 def test_mnist_m_is_photograph_minus_digit(tmp_path):
@@ -383,13 +354,11 @@ def test_mnist_m_is_photograph_minus_digit(tmp_path):
     assert (x[:, :, :2] == 100).all()
     np.savez(tmp_path / "bsds500.npz", train_images=grey[:, :20])
     shutil.rmtree(tmp_path / "prepared")
-    with pytest.raises(UserError, match=r"bsds500.npz: photographs must be uint8 RGB of at least 32x32"):
-        open_dataset("mnist_m", str(tmp_path), False)
+    not_opened("mnist_m", tmp_path, r"bsds500.npz: photographs must be uint8 RGB of at least 32x32")
 
 
 def test_bsds_patches_are_parts_of_their_photographs(tmp_path):
-    with pytest.raises(Missing, match=r"dataset bsds_patches is not in .*no photographs"):
-        open_dataset("bsds_patches", str(tmp_path), False)
+    not_opened("bsds_patches", tmp_path, r"dataset bsds_patches is not in .*no photographs", Missing)
     photographs = np.stack([np.full((40, 36, 3), 10 * i, np.uint8) for i in range(3)])
     photographs[2, :, :, 1] = np.arange(40)[:, None]
     np.savez(tmp_path / "bsds500.npz", train_images=photographs)
@@ -439,16 +408,18 @@ def test_fewer_shots_of_one_seed_are_a_part_of_more(tmp_path):
     assert drawn(tmp_path, m=None, shots=3, seed=6)[0] != three
 
 
+def ham10000(root, n):
+    """n images of two classes; four show one lesion, each in its own grey."""
+    rows = []
+    for i in range(n):
+        rows.append({"lesion_id": f"HAM_{i // 4}", "image_id": f"ISIC_{i}", "dx": ("nv", "mel")[i % 2], "age": 50})
+        picture(root / "HAM10000" / "HAM10000_images_part_1" / f"ISIC_{i}.jpg", 5 * (i // 4), (60, 80))
+    write_csv(root / "HAM10000" / "HAM10000_metadata.csv", rows)
+    return root / "HAM10000"
+
+
 def test_ham10000_is_split_by_lesion(tmp_path):
-    folder = tmp_path / "HAM10000"
-    images(folder / "HAM10000_images_part_1", 0)
-    rows = ["lesion_id,image_id,dx,dx_type,age,sex,localization"]
-    for i in range(20):
-        rows.append(f"HAM_{i // 4},ISIC_{i},{['nv', 'mel'][i % 2]},histo,50,male,back")
-        Image.fromarray(np.full((60, 80, 3), 10 * (i // 4), np.uint8)).save(
-            folder / "HAM10000_images_part_1" / f"ISIC_{i}.jpg"
-        )
-    (folder / "HAM10000_metadata.csv").write_text("\n".join(rows))
+    folder = ham10000(tmp_path, 20)
     source = open_dataset("ham10000", str(tmp_path), False)
     assert source.metric == "auc"
     assert source.classes == 7
@@ -462,11 +433,9 @@ def test_ham10000_is_split_by_lesion(tmp_path):
         assert torch.equal(ours.x[:, 0, 0, 0], theirs.x[:, 0, 0, 0])
     shutil.rmtree(tmp_path / "prepared")
     (folder / "HAM10000_images_part_1" / "ISIC_7.jpg").unlink()
-    with pytest.raises(UserError, match=r"ISIC_7.jpg"):
-        open_dataset("ham10000", str(tmp_path), False)
+    not_opened("ham10000", tmp_path, r"ISIC_7.jpg")
     (folder / "HAM10000_metadata.csv").write_text("a,b\n1,2")
-    with pytest.raises(UserError, match=r"needs columns lesion_id, image_id, dx"):
-        open_dataset("ham10000", str(tmp_path), False)
+    not_opened("ham10000", tmp_path, r"needs columns lesion_id, image_id, dx")
 
 
 def test_kagchest_keeps_patients_together(tmp_path):
@@ -524,8 +493,7 @@ def test_first_m_of_the_test_split(tmp_path):
     task = load(pair(tmp_path / "a.npz", tmp_path / "b.npz", m=8), ".", False)  # test split, then training split
     assert (task.public.x[5:, 0].numpy() == arrays["train_images"][:3]).all()
     assert any("5 public images from its test split, 3 from its training split" in note for note in task.notes)
-    with pytest.raises(UsageError, match=r"pair.m=26: .*b.npz has only 25 images in all"):
-        load(pair(tmp_path / "a.npz", tmp_path / "b.npz", m=26), ".", False)
+    not_loaded(pair(tmp_path / "a.npz", tmp_path / "b.npz", m=26), ".", r"pair.m=26: .*b.npz has only 25 images in all")
 
 
 def test_combined_public_sets_are_dealt_out_in_turn(tmp_path):
@@ -557,8 +525,11 @@ def test_the_private_share_of_a_combination_leaves_the_test_set(tmp_path):
     assert (task.public.x[1::2, 0].numpy() == arrays["test_images"][:3]).all()
     assert (task.test.x[:, 0].numpy() == arrays["test_images"][3:]).all()
     assert task.notes == ("the first 3 test images of mnist are public and left the test set",)
-    with pytest.raises(UsageError, match=r"pair.m: no test images of mnist would remain"):
-        load(Pair(private="mnist", public=both, m=20, convert=resize), str(tmp_path), False)
+    not_loaded(
+        Pair(private="mnist", public=both, m=20, convert=resize),
+        tmp_path,
+        r"pair.m: no test images of mnist would remain",
+    )
 
 
 @pytest.mark.parametrize(
@@ -589,7 +560,7 @@ def test_labels_of_a_combination_stay_where_they_are_of_the_private_task(tmp_pat
         assert (task.public.y == NO_CLASS).all()
 
 
-def test_labels_of_a_combination_are_refused_by_what_needs_them(tmp_path):
+def test_labels_of_a_combination_are_refused_by_what_needs_them():
     task = load(Pair(private="digits", public=["digits", "noise"], m=8, convert=resize), ".", False)
     view = View(torch.nn.Linear(1, 1), None, task.public, task.classes, False, None)
     with pytest.raises(UsageError, match=r"algorithm=adadps needs public labels of the private task"):
@@ -605,7 +576,6 @@ def test_labels_of_a_combination_are_refused_by_what_needs_them(tmp_path):
         (["noise", "b.npz", "digits"], {"m": 2}, r"pair.m=2: too few for 3 public sets: use a larger pair.m"),
         (["b.npz", "./b.npz"], {}, r"the public sets .*b.npz and .*/\./b.npz share examples: take one of them"),
         (["svhn", "svhn_extra"], {}, r"the public sets svhn and svhn_extra share examples"),
-        (["noise", "nonesuch"], {}, r"unknown dataset 'nonesuch'"),
         (["b.npz", "noise"], {"take": Take.train}, r"pair.take=train: the public examples come from one set"),
         (["b.npz", "noise"], {"convert": exact}, r"convert=exact: noise has images 32x32x3, the private data 8x8x1"),
     ],
@@ -615,9 +585,7 @@ def test_what_is_wrong_with_a_combination_is_one_line(tmp_path, public, changes,
     npz(tmp_path / "b.npz", train=5, test=3)
     at = [f"{tmp_path}/{name}" if name.endswith("npz") else name for name in public]
     settings = {"private": str(tmp_path / "a.npz"), "public": at, "m": 4, "convert": resize, **changes}
-    with pytest.raises(UsageError, match=message) as error:
-        load(Pair(**settings), str(tmp_path), False)
-    assert "\n" not in str(error.value)
+    not_loaded(Pair(**settings), tmp_path, message)
 
 
 def test_public_and_private_the_same(tmp_path):
@@ -630,22 +598,15 @@ def test_public_and_private_the_same(tmp_path):
         assert len(task.private.x) == 20
         assert "first 4 test images" in task.notes[-1]
         assert "left the test set" in task.notes[-1]
-    with pytest.raises(UsageError, match=r"pair.m: no test images of .* would remain"):
-        load(pair("mnist", "mnist", m=10), root, False)
-    with pytest.raises(UsageError, match=r"pair.m=11: .* has only 10 images in its test split, and it is the private"):
-        load(pair("mnist", "mnist", m=11), root, False)
+    not_loaded(pair("mnist", "mnist", m=10), root, r"pair.m: no test images of .* would remain")
+    not_loaded(
+        pair("mnist", "mnist", m=11), root, r"pair.m=11: .* has only 10 images in its test split, and it is the private"
+    )
     npz(tmp_path / "a.npz")
     like = Split(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1))
     a = str(tmp_path / "a.npz")
     with pytest.raises(UsageError, match=r"distance.m=11"):
         public_examples(a, 11, like, Reader("."), resize, private=a)
-    npz(tmp_path / "mnist.npz", shape=(28, 28))  # by name and by path
-    task = load(pair("mnist", tmp_path / "mnist.npz"), str(tmp_path), False)
-    assert len(task.test.x) == 6
-    task = load(pair("digits", "digits", m=200), ".", False)
-    assert len(task.public.x) == 200
-    assert len(task.test.x) == 300
-    assert len(task.private.x) == 1297
 
 
 def test_sorted_labels_are_shuffled(tmp_path):
@@ -662,17 +623,11 @@ def test_sorted_labels_are_shuffled(tmp_path):
     assert sorted_by_class(torch.tensor([0, 0, 3]))
 
 
-def test_no_public_data(tmp_path):
-    assert load(pair("digits", None), ".", False).public is None
-
-
 def test_private_data_needs_two_classes_and_test_images(tmp_path):
     images(tmp_path / "flat", 10)
-    with pytest.raises(UserError, match=r"pair.private=.*flat: one class only"):
-        load(pair(tmp_path / "flat", None), ".", False)
+    not_loaded(pair(tmp_path / "flat", None), ".", r"pair.private=.*flat: one class only", UserError)
     npz(tmp_path / "a.npz", test=0)
-    with pytest.raises(UserError, match=r"no test images"):
-        load(pair(tmp_path / "a.npz", None), ".", False)
+    not_loaded(pair(tmp_path / "a.npz", None), ".", r"no test images", UserError)
 
 
 def test_colour_to_grey_and_back_by_hand():
@@ -704,8 +659,11 @@ def test_conversion_keeps_order_and_is_noted(tmp_path):
     assert task.public.x.shape == (6, 1, 8, 8)
     assert (task.public.x[5:] == to_shape(x[5:6], (1, 8, 8))).all()
     assert task.notes[-1].endswith("b.npz 16x16x3 -> 8x8x1, scaled to cover, bilinear")
-    with pytest.raises(UsageError, match=r"convert=exact: .*b.npz has images 16x16x3, the private data 8x8x1"):
-        load(pair("digits", tmp_path / "b.npz", convert=exact), ".", False)
+    not_loaded(
+        pair("digits", tmp_path / "b.npz", convert=exact),
+        ".",
+        r"convert=exact: .*b.npz has images 16x16x3, the private data 8x8x1",
+    )
     npz(tmp_path / "c.npz")
     assert load(pair("digits", tmp_path / "c.npz", convert=exact), ".", False).public.x.shape == (4, 1, 8, 8)
 
@@ -726,8 +684,7 @@ def test_folder_with_train_and_test(tmp_path):
     assert source.train.y.tolist() != sorted(source.train.y.tolist())
     assert len(source.notes) == 2
     images(tmp_path / "test" / "cow", 1)
-    with pytest.raises(UserError, match=r"class cow is not in"):
-        open_dataset(str(tmp_path), ".", False)
+    not_opened(str(tmp_path), ".", r"class cow is not in")
 
 
 def test_folder_of_classes_holds_out_a_fifth(tmp_path):
@@ -750,8 +707,7 @@ def test_folder_of_classes_holds_out_a_fifth(tmp_path):
     images(tmp_path / "cat", 90, mode="L", seed=2)
     assert open_dataset(str(tmp_path), ".", False).train.x.shape[1:] == (1, 10, 10)
     images(tmp_path, 1)
-    with pytest.raises(UserError, match=r"00.png lies beside class folders"):
-        open_dataset(str(tmp_path), ".", False)
+    not_opened(str(tmp_path), ".", r"00.png lies beside class folders")
 
 
 def test_one_image_more_moves_no_other_to_the_other_side(tmp_path):
@@ -779,23 +735,15 @@ def test_flat_folder_is_public_data(tmp_path):
 
 
 def test_folder_errors(tmp_path):
-    with pytest.raises(UserError, match=r"nowhere: no such file or folder"):
-        open_dataset(str(tmp_path / "nowhere"), ".", False)
+    not_opened(str(tmp_path / "nowhere"), ".", r"nowhere: no such file or folder")
     (tmp_path / "empty" / "cat").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"empty: no images in it"):
-        open_dataset(str(tmp_path / "empty"), ".", False)
+    not_opened(str(tmp_path / "empty"), ".", r"empty: no images in it")
     images(tmp_path / "bad", 3)
     (tmp_path / "bad" / "01.png").write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"01.png: not a readable image"):
-        open_dataset(str(tmp_path / "bad"), ".", False)
-    images(tmp_path / "cut", 3, size=(50, 50))
-    (tmp_path / "cut" / "02.png").write_bytes((tmp_path / "cut" / "02.png").read_bytes()[:2000])
-    with pytest.raises(UserError, match=r"02.png: not a readable image"):
-        open_dataset(str(tmp_path / "cut"), ".", False)
+    not_opened(str(tmp_path / "bad"), ".", r"01.png: not a readable image")
     images(tmp_path / "deep", 1)
     Image.fromarray(np.zeros((4, 4), np.int32)).save(tmp_path / "deep" / "32.tif")
-    with pytest.raises(UserError, match=r"32.tif: more than 16 bits"):
-        open_dataset(str(tmp_path / "deep"), ".", False)
+    not_opened(str(tmp_path / "deep"), ".", r"32.tif: more than 16 bits")
 
 
 def table(path, *lines):
@@ -832,8 +780,7 @@ def test_csv(tmp_path):
 )
 def test_csv_errors(tmp_path, lines, message):
     images(tmp_path, 1)
-    with pytest.raises(UserError, match=message):
-        open_dataset(table(tmp_path / "a.csv", *lines), ".", False)
+    not_opened(table(tmp_path / "a.csv", *lines), ".", message)
 
 
 # --- order, splits, files
@@ -850,22 +797,13 @@ def test_held_out_takes_whole_groups():
     assert sorted(shuffled(Split(x, x[:, 0, 0, 0])).y.tolist()) == list(range(10))
 
 
-def test_npz_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_npz_is_read_as_it_was_written(tmp_path):
     npz(tmp_path / "a.npz", shape=(8, 8, 3))
     parts = prepared.read(tmp_path / "a.npz")
     prepared.write(tmp_path / "b.npz", parts.train, parts.test)
     again = prepared.read(tmp_path / "b.npz")
     assert (again.train.x == parts.train.x).all()
     assert (again.test.y == parts.test.y).all()
-
-    def full(file, **arrays):
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(OSError, match=r"No space"):
-        prepared.write(tmp_path / "c.npz", parts.train, parts.test)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.npz", "b.npz"]
 
 
 # --- real data
@@ -900,14 +838,7 @@ def test_real_mnist(real):
 
 def test_whose_classes_public_labels_are(monkeypatch, tmp_path):
     """Known of named sets; a user's own labels are what the user says."""
-    half = (0.5,)
-
-    def opened(name, *_, **__):
-        train, test = torch.from_numpy(pixels(40, 1, 4, 4, seed=sum(name.encode()))).split(20)
-        y = torch.arange(20) % 2
-        return Source(Split(train, y), Split(test, y), 2, "accuracy", half, half, ())
-
-    monkeypatch.setattr("pubsel.data.open_dataset", opened)
+    random_sets(monkeypatch)
     found = {}
     for private, public in (("cifar100", "cifar10"), ("cifar10", "cifar10_1"), ("mnist", "svhn"), ("cifar10", "./own")):
         task = load(Pair(private, public, 5, convert=Convert.resize), str(tmp_path), False)

@@ -332,12 +332,6 @@ def test_all_initialisations_together_cost_what_was_asked_for(private_m, initial
     assert plan.delta == 0
 
 
-@pytest.mark.parametrize("key", ["epsilon", "delta"])
-def test_a_budget_must_be_given(key):
-    with pytest.raises(UsageError, match=f"give distance.{key}"):
-        settings(**{key: None}).plan(1000)
-
-
 def test_a_budget_for_what_is_not_private_is_refused():
     """Nobody should believe that distance=gsd spends distance.epsilon."""
     for key, value in {"epsilon": 1.0, "delta": 1e-5, "private_m": 10, "sketch": 9}.items():

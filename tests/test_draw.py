@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pandas
 import pytest
-from hydra import compose, initialize_config_dir
 from test_figures import swept, three
 from test_paired import run as raced
 
@@ -13,15 +12,13 @@ from pubsel import records
 from pubsel.cli import main
 from pubsel.messages import UsageError, UserError
 from pubsel.papers import draw
-from pubsel.settings import CONF
 from pubsel.settings.keys import FigureConfig
-from pubsel.settings.schema import check
+from tests.made import checked
 from tests.synthetic import save
 
 
 def asked(name: str, folder: Path, *words: str) -> FigureConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return check(FigureConfig, compose("figure", [f"figure={name}", f"results={folder}", *words]))
+    return checked("figure", f"figure={name}", f"results={folder}", *words)
 
 
 def test_all_draws_each_figure_that_the_records_allow(tmp_path: Path) -> None:

@@ -8,36 +8,18 @@ import torch
 from scipy.stats import binom, bootstrap
 from sklearn.metrics import roc_auc_score
 
-from pubsel.data import Split
 from pubsel.messages import UserError
 from pubsel.privacy.randomness import stream
 from pubsel.training.evaluation import (
     auc,
     auc_interval,
     check_classes,
-    evaluate,
     interval,
     logits,
     one_against_rest,
     utility,
     weighted_auc,
 )
-
-
-class Given(torch.nn.Module):
-    """Gives its input as logits."""
-
-    def __init__(self):
-        super().__init__()
-        self.p = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return x
-
-
-def test_accuracy():
-    logits = torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0], [0.0, 5.0]])
-    assert evaluate(Given(), Split(logits, torch.tensor([0, 1, 1, 1])), "accuracy") == 0.75
 
 
 def test_outputs_that_differ_in_the_last_digit_are_told_apart():

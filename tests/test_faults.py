@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -347,9 +348,6 @@ def test_a_run_out_of_memory_is_told_and_goes_on_later(tmp_path: Path, whole: li
 def test_a_log_that_cannot_be_written_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pubsel import messages
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "open", full)
+    monkeypatch.setattr(Path, "open", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     with messages.logged(tmp_path / "log.txt"):
         messages.say("on")

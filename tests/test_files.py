@@ -83,6 +83,10 @@ def test_all_is_on_the_disk_before_it_has_its_name(
 
 
 def test_what_ends_badly_leaves_nothing(tmp_path: Path) -> None:
+    with contextlib.suppress(KeyboardInterrupt), whole(tmp_path / "a", folder=True) as partial:
+        (partial / "b").write_text("half")
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
     write_whole(tmp_path / "a", "old")
     with contextlib.suppress(KeyboardInterrupt), whole(tmp_path / "a") as partial:
         partial.write_text("new")

@@ -75,13 +75,6 @@ def conf() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What main sets comes back after a test."""
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setattr(sys, "argv", sys.argv)
-
-
 def choices(words: list[str]) -> list[list[str]]:
     """The overrides of one cell after the other, each with another value of every word that is swept."""
     swept = []
@@ -113,10 +106,8 @@ def test_every_command_of_a_page_composes(page: Path) -> None:
                 assert settings.table in ("all", *(path.stem for path in (CONF / "tables").glob("*.yaml")))
 
 
-@pytest.mark.usefixtures("as_it_was")
-def test_what_needs_no_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_needs_no_training_runs(folder: Path) -> None:
     """Of the commands of all pages but the tutorial, which runs below; those that train only compose above."""
-    monkeypatch.chdir(tmp_path)
     said = [words for page in PAGES if page.stem != "tutorial" for words in commands(page, "pubsel")]
     cheap = [words for words in said if words[0] in ("runs", "table", "report") and not {"NAME", "delete"} & set(words)]
     assert len(cheap) >= 3
@@ -169,9 +160,7 @@ def without_numbers(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("as_it_was")
-def test_the_tutorial_runs_and_says_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_tutorial_runs_and_says_what_it_shows(folder: Path) -> None:
     names: dict = {"__name__": "tutorial"}
     found = ""
     for block in blocks(GUIDE / "tutorial.md"):

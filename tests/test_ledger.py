@@ -14,7 +14,7 @@ from pubsel.privacy import ledger
 from pubsel.privacy.composition import components_of
 from pubsel.privacy.ledger import Entry, Spent, cost_of, note, read
 from pubsel.records import leave_out
-from tests.made import done, interrupted
+from tests.made import done, failed, interrupted
 from tests.synthetic import STATED, record, secret_named
 
 SEEDED = Entry("cell", "digits", "training", 2.0, 1e-5, "key")
@@ -234,12 +234,10 @@ def test_a_run_that_is_deleted_and_made_again_is_counted_twice_and_told_before(c
     (path,) = Path("results/runs").glob("*/result.json")
     whole = path.read_text()
     path.write_text("")
-    code, _, err = cli("run", *secure)
-    assert code == 1
+    err = failed(cli, "run", *secure, code=1)
     assert err.endswith("delete it to run the cell again; that spends epsilon 2 once more\n")
     path.write_text(whole)
-    code, _, err = cli("run", f"replay={path}")
-    assert code == 2
+    err = failed(cli, "run", f"replay={path}")
     assert "spends epsilon 2 once more" in err
     code, _, err = cli("runs", "delete", path.parent.name, "yes=true")
     assert (code, err) == (0, f"{path.parent.name}  finished; to run it again spends epsilon 2 once more\n")
@@ -278,8 +276,7 @@ def test_what_cannot_be_read_names_what_is_spent_again(cli) -> None:
         assert cli("run", *words)[0] == 130
     (path,) = Path("results/runs").glob("*/checkpoint.pt")
     path.write_bytes(b"PK\x03\x04 and no more")
-    code, _, err = cli("run", *words)
-    assert code == 1
+    err = failed(cli, "run", *words, code=1)
     assert "to start this run again; that spends epsilon 2 once more" in err
 
 

@@ -16,15 +16,10 @@ from pubsel.release import run
 from pubsel.training import needs
 from pubsel.training.loop import Job, fit
 from tests import synthetic
+from tests.made import Scaled, training
 from tests.synthetic import option, secret_named
-from tests.test_training import training
 
 CPU = torch.device("cpu")
-
-
-class Float(torch.nn.Module):
-    def forward(self, x):
-        return x.float() / 255
 
 
 def images(n=400, side=32):
@@ -33,7 +28,7 @@ def images(n=400, side=32):
 
 
 def network():
-    return torch.nn.Sequential(Float(), small.linear(6, 32, 32, 10)).eval()
+    return torch.nn.Sequential(Scaled(), small.linear(6, 32, 32, 10)).eval()
 
 
 def of_training(name, chunk=None, **changes):
@@ -65,7 +60,7 @@ def test_more_of_anything_takes_more():
 
 def test_frozen_layers_below_hold_nothing():
     """Their outputs are gone when the next layer has its own."""
-    model = torch.nn.Sequential(Float(), *(torch.nn.Conv2d(6, 6, 3, padding=1) for _ in range(10))).eval()
+    model = torch.nn.Sequential(Scaled(), *(torch.nn.Conv2d(6, 6, 3, padding=1) for _ in range(10))).eval()
     image = 4 * 6 * 32 * 32
     assert needs.bytes_of_outputs(model, images().private) == 11 * image
     model[:10].requires_grad_(False)
@@ -79,7 +74,7 @@ def test_the_memory_of_a_distance_is_what_it_holds(name):
     distance = synthetic.distance(name, m=1000, initialisations=1, **changes)
     if name == "gsd":
         x = torch.randint(256, (2000, 1, 32, 32), dtype=torch.uint8)
-        model = torch.nn.Sequential(Float(), small.linear(1, 32, 32, 5)).eval()
+        model = torch.nn.Sequential(Scaled(), small.linear(1, 32, 32, 5)).eval()
     else:
         x, model = torch.randn(2000, 400), torch.nn.Linear(400, 5)
     split = Split(x, y)

@@ -1,7 +1,6 @@
 """One run on several processes: what they train together is what one trains alone, whatever happens to one of them."""
 
 import contextlib
-import importlib
 import json
 import os
 import pickle
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from test_faults import die, replaced
 from test_split import images, network
 from torch import nn
 
@@ -42,7 +42,7 @@ from pubsel.training import loop, parallel, torchrun
 from pubsel.training.loop import ONE_PROCESS, Job, fit
 from pubsel.training.parallel import places_in_share, share
 from tests.forked import forked
-from tests.made import build, training
+from tests.made import Scaled, build, training
 from tests.synthetic import secret_named
 
 WORDS = """+experiment=quickstart training.epochs=20 pair.private_share=0.3 training.batch_size=1000 training.chunk=64
@@ -77,11 +77,6 @@ def placed(rank: int, size: int, port: int, target: Callable[..., None], argumen
 # The loop
 
 
-class Float64(nn.Module):
-    def forward(self, x):
-        return x.double() / 255
-
-
 class Watching:
     """An algorithm that notes in each process, by its number, the weights that it sees, and what comes of `act`."""
 
@@ -104,7 +99,7 @@ def trained(folder: Path, name: str, act: Callable | None = None, secure: bool =
     folder.mkdir(exist_ok=True)
     torch.manual_seed(0)
     net = small.linear if name == "gep" else small.mnist_cnn  # where a layer's gradients span less than k, rounding
-    model = nn.Sequential(Float64(), net(1, 16, 16, 3)).double().eval()  # decides what else the basis spans
+    model = nn.Sequential(Scaled(torch.float64), net(1, 16, 16, 3)).double().eval()  # decides what else the basis spans
     x, y = torch.randint(256, (61, 1, 16, 16), dtype=torch.uint8), torch.randint(3, (61,))
     task = Task(Split(x[:47], y[:47]), Split(x[47:], y[47:]), Split(x, y), 3, "accuracy", (0.5,), (0.5,), ())
     settings = training(batch_size=round(rate * 47), learning_rate=0.3, milestones=[], checkpoint_seconds=0)
@@ -228,28 +223,14 @@ def command(folder: Path, fault: Callable[[], None] | None = None) -> None:
     os._exit(code)
 
 
-def at_call(place: str, call: int, rank: int, act: Callable[[], None]) -> None:
+def at_call(place: str, call: int, rank: int, act: Callable[..., None]) -> None:
     """In one process, the n-th call of module.name does `act` first."""
-    module, _, name = place.rpartition(".")
-    owner, calls = importlib.import_module(module), [0]
-    original = getattr(owner, name)
-
-    def instead(*arguments: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call:
-            act()
-        return original(*arguments)
-
     if torchrun.place()[0] == rank:
-        setattr(owner, name, instead)
+        replaced(place, call, act)
 
 
-def broken() -> None:
+def broken(*_: object) -> None:
     raise MemoryError("no memory is left")
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 break_helper = partial(at_call, "pubsel.training.parallel.clipped_sum", 4, 1, broken)

@@ -198,7 +198,7 @@ def test_what_is_not_clipped_loses_more_than_is_claimed(tmp_path, monkeypatch):
 
 @pytest.mark.attack
 @pytest.mark.parametrize("rate", [1.0, 0.2])
-def test_the_first_release_counts(rate, tmp_path):
+def test_the_first_release_counts(rate):
     """dp_pca: |x|^2 / R^2 over the noise of the PCA, written out, composed with the steps."""
     torch.manual_seed(1)
     x, public = torch.randn(30, 8), torch.randn(50, 8)
@@ -226,9 +226,8 @@ def test_the_first_release_counts(rate, tmp_path):
     assert both[0] > 1.2
 
 
-def test_the_command_follows_the_run_itself(tmp_path, monkeypatch, capsys):
+def test_the_command_follows_the_run_itself(tmp_path, folder, capsys):
     """The weights that the losses belong to are those of `pubsel run`, bit for bit; the CSV has a row an example."""
-    monkeypatch.chdir(tmp_path)
     words = "+experiment=quickstart algorithm=dp_sgd distance=none model=pixels training.steps=20 threads=1".split()
     assert main(["run", *words]) == 0
     assert main(["audit", *words, "audit.kind=per_instance"]) == 0

@@ -9,6 +9,7 @@ from test_embeddings import rows, saved
 from pubsel.data.embeddings import open_embeddings
 from pubsel.selection import assigned
 from tests.forked import Command
+from tests.made import failed
 
 
 def content(folder):
@@ -72,7 +73,6 @@ def test_the_shards_of_a_sweep_are_those_of_one_process(cli, folder):
 )
 def test_what_is_wrong_is_one_line(cli, folder, words, code, message):
     pool_of(folder)
-    result, out, err = cli("pool", *words)
-    assert (result, out) == (code, "")
+    err = failed(cli, "pool", *words, code=code)
     assert message in err
     assert err.count("\n") == 1

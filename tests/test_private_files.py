@@ -15,6 +15,7 @@ from pubsel.cli import main
 from pubsel.messages import log, logged, traced
 from pubsel.records import lock_folder
 from pubsel.training import loop
+from tests.made import write_npz
 
 TINY = """
 +experiment=quickstart training.epochs=1 epsilon=2 download=false device=cpu threads=1
@@ -39,7 +40,7 @@ def open_to_others(folder: Path) -> list[str]:
 
 @pytest.mark.attack
 @pytest.mark.parametrize("folder", [0], indirect=True, ids=["umask 0"])
-def test_nobody_else_reads_a_run_a_sweep_or_a_choice(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_else_reads_a_run_a_sweep_or_a_choice(folder: Path) -> None:
     assert main(["run", "-m", *TINY, "seed=1"]) == 0
     words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4"]
     assert main(["rank", *words, "distance.initialisations=1", "epsilon_select=0.5"]) == 0
@@ -84,7 +85,7 @@ def test_what_an_older_version_left_open_is_closed(folder: Path) -> None:
 @pytest.mark.attack
 def test_no_path_is_told_that_was_not_typed(folder: Path) -> None:
     x, y = np.random.RandomState(0).randint(0, 255, (150, 8, 8)).astype(np.uint8), np.arange(150) % 2
-    np.savez("mine.npz", train_images=x[50:], train_labels=y[50:], test_images=x[:50], test_labels=y[:50])
+    write_npz("mine.npz", (x[50:], y[50:]), (x[:50], y[:50]))
     assert main(["run", "-m", *TINY, "pair.private=./mine.npz", "algorithm=dp_sgd"]) == 0
     assert main(["report"]) == 0
     written = [path for path in Path("results").glob("**/*") if path.is_file()]

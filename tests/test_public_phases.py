@@ -200,8 +200,7 @@ def test_after_it_comes_dp_sgd():
 
 @pytest.mark.parametrize("name", ["dp_md", "second_phase"])
 @pytest.mark.parametrize("public", ["own", "other"])
-def test_a_run_records_whose_labels_the_public_ones_are(name, public, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_records_whose_labels_the_public_ones_are(name, public, folder, capsys):
     for file, classes in (("own.npz", 3), ("other.npz", 4)):
         parts = patterns(150, classes), patterns(80, classes, seed=1)
         write_npz(file, *(((split.x[:, 0] * 100).byte().numpy(), split.y.numpy()) for split in parts))

@@ -261,10 +261,9 @@ def test_a_record_from_before_has_its_figures_alone():
 
 
 @pytest.mark.attack
-def test_what_is_released_follows_from_the_noisy_table_alone(tmp_path, monkeypatch):
+def test_what_is_released_follows_from_the_noisy_table_alone(tmp_path, folder, monkeypatch):
     """Two private tables that noise makes equal have the same figures, names, text and card."""
     draw(tmp_path / "xrays", 300, 60)
-    monkeypatch.chdir(tmp_path)
     noisy = Released(np.array([[100.0, 1.0], [49.0, -2.0]]), 2.0, 148, right=np.array(98.0))
     tables = {"never": [[120, 0], [28, 0]], "always": [[10, 110], [0, 28]]}
     seen = []

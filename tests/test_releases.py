@@ -57,8 +57,7 @@ def write(path: str, seed: int, n: int = N, **changed: np.ndarray) -> None:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path: Path, folder: Path) -> Path:
     for seed, name in enumerate(("private", "public", "other")):
         write(name, seed)
     return tmp_path
@@ -177,7 +176,7 @@ def test_code_that_cannot_be_read_never_repeats():
     assert records.code() == records.code(dict) != records.code(made)
 
 
-def test_where_files_lie_changes_nothing(folder, monkeypatch):
+def test_where_files_lie_changes_nothing(folder):
     before = noise()
     assert np.array_equal(before, noise("data_root=/elsewhere", "results=there", "training.checkpoint_seconds=5"))
 

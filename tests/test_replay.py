@@ -113,8 +113,7 @@ def shipped() -> list[dict]:
 
 @pytest.mark.data
 @pytest.mark.slow
-def test_shipped_records_are_repeated(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_shipped_records_are_repeated(folder):
     if not rounds_as_records_were_made():
         pytest.skip("sums are rounded otherwise on this processor, and with the features that depend on them the noise")
     chosen = shipped()

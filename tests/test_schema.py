@@ -162,6 +162,7 @@ def test_a_part_that_does_not_fit_the_others_is_named(place: tuple[Any, ...], va
         ("[]", "is no record"),
         ('{"a": 1e999}', "a number in it is 1e999"),
         (" " * (2**26 + 1), "more than 64 MiB"),
+        ("\udcff\udcfe{", "is no complete record"),  # as bytes that are no UTF-8 are written
         (None, "is no file"),
     ],
 )
@@ -170,7 +171,7 @@ def test_what_is_no_record_is_named(others: Path, content: str | None, why: str)
     if content is None:
         others.mkdir()
     else:
-        others.write_text(content)
+        others.write_text(content, errors="surrogateescape")
     with pytest.raises(UserError, match=rf"{others} .*{why}"):
         records.read_record(others)
     assert len(records.read_records(Path("results"))) == 2

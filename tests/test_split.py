@@ -17,6 +17,7 @@ from pubsel.models import Network, build
 from pubsel.models.layers import split
 from pubsel.settings.keys import Lora, Model, Norm
 from pubsel.training.once import below_once
+from tests.made import write_npz
 
 NETWORKS = {
     "resnet18": (32, {"trained": ["layer4.1.conv2", "fc"]}),
@@ -151,17 +152,11 @@ def test_outputs_that_do_not_fit_are_refused(capsys):
         below_once(net, task, 10)
 
 
-def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_ends_alike_whether_frozen_layers_run_once_or_in_each_pass(folder, capsys):
     draw = np.random.RandomState(0)
-    arrays = {}
-    for part, n in (("train", 60), ("test", 40)):
-        y = draw.randint(2, size=n)
-        arrays |= {
-            f"{part}_images": (draw.randint(100, size=(n, 16, 16, 3)) + 120 * y[:, None, None, None]).astype("u1")
-        }
-        arrays[f"{part}_labels"] = y
-    np.savez("own.npz", **arrays)
+    y = draw.randint(2, size=100)
+    x = (draw.randint(100, size=(100, 16, 16, 3)) + 120 * y[:, None, None, None]).astype("u1")
+    write_npz("own.npz", (x[:60], y[:60]), (x[60:], y[60:]))
     words = (
         "model=timm model.architecture=resnet10t model.norm=freeze model.trained=[fc,layer4.0.downsample.1] epsilon=inf"
     )

@@ -332,9 +332,8 @@ def cluster(tmp_path: Path) -> dict[str, str]:
 
 
 def test_slurm_is_asked_for_what_the_settings_say(
-    tmp_path: Path, cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    cluster: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", cluster["PATH"])
     scripts: list[str] = []
     ended = SimpleNamespace(return_value=None)

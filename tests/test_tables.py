@@ -1,8 +1,6 @@
 import copy
-import errno
 import json
 import math
-import os
 
 import numpy as np
 import pandas
@@ -291,16 +289,6 @@ def test_a_single_seed_shows_its_interval_and_several_their_deviation(tmp_path):
     assert "80.00 ± 0.00" in text
     assert "utility_low" not in text
     assert "bootstrap interval" in text
-
-
-def test_a_failed_table_leaves_the_old_one(tmp_path, monkeypatch):
-    path = tmp_path / "table.csv"
-    path.write_text("old")
-    monkeypatch.setattr(records.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-    with pytest.raises(UserError, match="No space left on device"):
-        records.write_table(pandas.DataFrame({"a": [1.0]}), path)
-    assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["table.csv"]
 
 
 # The papers' numbers

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pubsel.cli import _positional, main
@@ -52,6 +52,9 @@ def read(word: str) -> Any:
 
 @QUICK
 @given(NAMES)
+@example("null")
+@example("true")
+@example("C:\\x\\")
 def test_a_text_that_is_written_is_read_as_it_was(name: str) -> None:
     assert read(f"key={line.written([name, [name], 'b'])}") == [name, [name], "b"]
     assert line.unquoted(line.written(name)) == name
