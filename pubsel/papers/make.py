@@ -41,8 +41,8 @@ from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig, neutral
-from pubsel.settings.schema import check
+from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig
+from pubsel.settings.schema import check, neutral
 
 SWEPT = ("run", "rank")
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")

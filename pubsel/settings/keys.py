@@ -730,15 +730,6 @@ def _typed(value: Any) -> str:
     return json.dumps(value, default=str).replace('"', "").replace(", ", ",")
 
 
-def neutral(schema: Any, prefix: str = "") -> list[str]:
-    """List the dotted keys of a dataclass of settings that cannot change a result."""
-    keys = []
-    for f in dataclasses.fields(schema):
-        keys += [f"{prefix}{f.name}"] if f.metadata.get("neutral") else []
-        keys += neutral(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else []
-    return keys
-
-
 def of_run(settings: RunConfig) -> RunConfig:
     """Keep only the settings of `pubsel run` from those of a command that has more."""
     return RunConfig(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(RunConfig)})
