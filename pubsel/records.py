@@ -656,13 +656,6 @@ def at(values: Any, key: str) -> Any:
     return values
 
 
-def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write records, one per line, compressed; equal records give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
 def provenance() -> dict[str, Any]:
     """Return where a number comes from: `numbers` (NUMBERS), `versions` (None: not installed), `commit` (None outside a
     checkout) and `hardware`.

@@ -6,7 +6,7 @@ is read, and what is kept of a user's own.
 from pathlib import Path
 
 from pubsel.files import left_of
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, aligned
 from pubsel.settings.datasets import UNREADABLE, dataset_info, dataset_names, decoded_folder, is_there, kept_folder
 from pubsel.settings.identity import is_path
 from pubsel.settings.keys import DataConfig, read_of
@@ -18,11 +18,7 @@ def listing(data_root: str) -> str:
     """Return a table of all named datasets: what they are, their size as a download, licence, and whether they are in
     `data_root` (as npz, prepared, as original files, built in, or absent)."""
     rows = [HEAD, *(_row(name, Path(data_root).expanduser()) for name in dataset_names())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    lines = aligned(rows)
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"data folder: {data_root}"])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from pubsel.messages import UserError
@@ -75,16 +74,11 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
         answers = session.run(None, {name: several.numpy()})[0]
     except Exception as error:
         raise UserError(f"format=onnx: onnxruntime cannot run this network ({_reason(error)}): leave it out") from None
-    if not _near(answers, expected):
+    # what is not a number is not near
+    near = answers.shape == expected.shape and (np.abs(answers - expected).max() <= NEAR * (1 + np.abs(expected).max()))
+    if not near:
         raise UserError("format=onnx: the network gives other answers as ONNX: leave it out")
     return written
-
-
-def _near(answers: NDArray[np.floating], expected: NDArray[np.floating]) -> bool:
-    """Return whether logits are those that are expected, [n, classes]; what is not a number is not."""
-    if answers.shape != expected.shape:
-        return False
-    return bool(np.abs(answers - expected).max() <= NEAR * (1 + np.abs(expected).max()))
 
 
 def _reason(error: Exception) -> str:

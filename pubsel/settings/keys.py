@@ -68,6 +68,7 @@ By = Enum("By", ["gsd", "coverage"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
+ABOUT_DISTANCE = "the distance to measure between private and public data, and its settings; null: none"
 ABOUT_LIKE = "file or name of a record: start from its settings; what else the command line gives replaces them"
 
 
@@ -426,9 +427,7 @@ class RunConfig(Common):
     pair: Pair = field(default_factory=Pair)
     model: Model = field(default_factory=Model)
     algorithm: dict[str, Any] = field(default_factory=dict)
-    distance: dict[str, Any] | None = setting(
-        "the distance to measure between private and public data, and its settings; null: none"
-    )
+    distance: dict[str, Any] | None = setting(ABOUT_DISTANCE)
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting(
@@ -476,9 +475,7 @@ class RankConfig(Common, Read):
     )
     convert: Convert = setting(ABOUT_CONVERT)
     model: Model = field(default_factory=Model)
-    distance: dict[str, Any] | None = setting(
-        "the distance to measure between private and public data, and its settings; null: none"
-    )
+    distance: dict[str, Any] | None = setting(ABOUT_DISTANCE)
     epsilon_select: float | None = setting(
         "choose one candidate with this epsilon, and show only its name; null: show the distances, which are not "
         "private",
@@ -517,9 +514,7 @@ class AttackConfig(Common):
         "gsd_white_box: in each trial, number of examples attacked by someone who knows all others", at_least=1
     )
     model: Model = field(default_factory=Model)
-    distance: dict[str, Any] | None = setting(
-        "the distance to measure between private and public data, and its settings; null: none"
-    )
+    distance: dict[str, Any] | None = setting(ABOUT_DISTANCE)
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)
