@@ -24,7 +24,7 @@ from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
 from pubsel.settings.command_line import overrides, unquoted
 from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, is_weak
-from pubsel.settings.schema import MOST, fits, literal, misfit, neutral
+from pubsel.settings.schema import MOST, fits, literal, misfit, neutral, walk
 
 if TYPE_CHECKING:
     import pandas
@@ -198,17 +198,12 @@ class RunRecord:
     hardware: str = key("processor and number of cores", "")
 
 
-def _abouts(schema: type, prefix: str = "") -> dict[str, str]:
-    """Return the meaning of each dotted key that has one."""
-    abouts = {}
-    for f in fields(schema):
-        if about := f.metadata.get("about"):
-            abouts[f"{prefix}{f.name}"] = about
-            abouts |= _abouts(Guarantee, "privacy.") if f.name == "privacy" else {}
-    return abouts
-
-
-RECORD = _abouts(RunRecord)  # the reference of the documentation is generated from it
+# the meaning of each dotted key, of which the reference of the documentation is generated
+RECORD = {
+    key: f.metadata["about"]
+    for key, f in walk(RunRecord)
+    if "about" in f.metadata and key.rpartition(".")[0] in ("", "privacy")
+}
 
 
 @dataclass(kw_only=True)

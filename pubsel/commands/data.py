@@ -33,8 +33,10 @@ def present(name: str, root: Path) -> str:
         return "built in"
 
     # any one of the sets of original files is enough
-    complete = (all(is_there(root / file) for file in files) for files in _originals(name))
-    return "files" if any(complete) else "absent"
+    originals, folder = [info.options["files"]] if "files" in info.options else [], info.options.get("folder")
+    if folder and not originals:
+        originals = [[folder], *([[f"{folder}.zip"]] if "md5" in info.options else [])]
+    return "files" if any(all(is_there(root / file) for file in files) for files in originals) else "absent"
 
 
 def prepare_data(name: str | None, data_root: str) -> str:
@@ -104,16 +106,6 @@ def forget_data(name: str | None, data_root: str) -> str:
 
     decoded.forget_decoded(folder)
     return f"deleted what was kept of {name} in {folder.parent}"
-
-
-def _originals(name: str) -> list[list[str]]:
-    """Return sets of original files, each of which is enough to read the dataset."""
-    options = dataset_info(name).options
-    if "files" in options:
-        return [options["files"]]
-    if "folder" in options:
-        return [[options["folder"]], *([[f"{options['folder']}.zip"]] if "md5" in options else [])]
-    return []
 
 
 def _row(name: str, root: Path) -> tuple[str, ...]:

@@ -235,7 +235,15 @@ def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
 def show_rank(record: dict[str, Any]) -> str:
     """Return the order, or the choice, as text."""
     if "chosen" in record:
-        return _show_choice(record)
+        lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
+        if record["margin"] is not None:
+            lines += [
+                f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each "
+                f"other's, on average, is chosen with probability {selection.SURE:.0%} or more. Whether such a "
+                "candidate exists is not revealed.",
+                "",
+            ]
+        return "\n".join([*lines, record["privacy"]["statement"]])
 
     width = max(len(row["public"]) for row in record["order"])
     distance = distances.build(record["settings"]["distance"])
@@ -269,15 +277,3 @@ def show_rank(record: dict[str, Any]) -> str:
         ]
     privacy = record["privacy"]
     return "\n".join([*lines, "", privacy["statement"] if isinstance(privacy, dict) else privacy])
-
-
-def _show_choice(record: dict[str, Any]) -> str:
-    lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
-    if record["margin"] is not None:
-        lines += [
-            f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each other's, "
-            f"on average, is chosen with probability {selection.SURE:.0%} or more. Whether such a candidate exists is "
-            "not revealed.",
-            "",
-        ]
-    return "\n".join([*lines, record["privacy"]["statement"]])

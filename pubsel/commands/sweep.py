@@ -375,15 +375,10 @@ class Display:
             table.add_column(column, overflow="ellipsis", no_wrap=True)
         running = [number for number, state in sorted(self.states.items()) if state["state"] == "running"]
         for number in running[:SHOWN]:
-            elapsed = duration(time.monotonic() - self.began[number])
-            table.add_row(str(number), elapsed, self.cells[number - self.first], self._last_said(number))
-        return table
-
-    def _last_said(self, number: int) -> str:
-        try:
-            with (self.folder / f"{number:04}.log").open("rb") as file:
+            lines = [""]
+            with contextlib.suppress(OSError), (self.folder / f"{number:04}.log").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 500))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return lines[-1].strip() if lines else ""
+                lines += file.read().decode(errors="replace").splitlines()
+            elapsed = duration(time.monotonic() - self.began[number])
+            table.add_row(str(number), elapsed, self.cells[number - self.first], lines[-1].strip())
+        return table

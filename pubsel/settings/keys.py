@@ -68,6 +68,10 @@ By = Enum("By", ["gsd", "coverage"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
+ABOUT_LABELS = (
+    "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
+    "are, else random"
+)
 ABOUT_DISTANCE = "the distance to measure between private and public data, and its settings; null: none"
 ABOUT_LIKE = "file or name of a record: start from its settings; what else the command line gives replaces them"
 

@@ -87,7 +87,7 @@ def page(
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    environment.filters["above"] = own.above
+    environment.filters["above"] = own.at_most
     environment.globals |= {"JUDGED": typeset.JUDGED, "ABOUT_JUDGED": typeset.ABOUT_JUDGED}
     environment.globals |= {"LINKED": LINKED, "BESIDE": BESIDE, "UNDER": UNDER, "OURS": OURS}
     environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}

@@ -125,7 +125,7 @@ def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[st
     # what runs and choices spent by their records that the ledger lacks
     apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
     many, lacked = len({line["cell"] for line in apart}), ledger.cost_of(apart)
-    unlisted = {"many": many, "epsilon": above(lacked.epsilon), "delta": above(lacked.delta)} if apart else None
+    unlisted = {"many": many, "epsilon": at_most(lacked.epsilon), "delta": at_most(lacked.delta)} if apart else None
 
     name = f"own-{place}"
     latest = sorted(private.records, key=lambda record: str(record.get("finished")), reverse=True)
@@ -161,8 +161,8 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
     total = ledger.cost_of(private.lines)
     people = {PERSON in line["what"] for line in private.lines}
     values: dict[str, Any] = {
-        "epsilon": above(total.epsilon),
-        "delta": above(total.delta),
+        "epsilon": at_most(total.epsilon),
+        "delta": at_most(total.delta),
         "releases": total.releases,
         "people": people == {True},
         "mixed": len(people) > 1,
@@ -176,11 +176,11 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
         less := composition.tighter(private.lines, gaussian_parts(private.lines, private.records))
     ):
         same = less.delta == total.delta
-        values["tighter"] = {"epsilon": above(less.epsilon), "delta": above(less.delta), "same": same}
+        values["tighter"] = {"epsilon": at_most(less.epsilon), "delta": at_most(less.delta), "same": same}
     return values
 
 
-def above(value: float) -> str:
+def at_most(value: float) -> str:
     """Return a bound with four digits, rounded up, but not for what adding in float64 puts behind the last digit."""
     return card.above(value * (1 - 1e-12))
 
@@ -356,7 +356,7 @@ def _next(private: OwnData, latest: list[Record], results: str) -> list[tuple[st
     # The last run is the one that the user works with; what it lacks is made by one run.
     if trained:
         changes, reasons = _lacking(trained, bool(safe))
-        cost = above(float(trained[0]["privacy"]["epsilon"]))
+        cost = at_most(float(trained[0]["privacy"]["epsilon"]))
         text = f"Train with {', and '.join(reasons)}. It spends epsilon {cost} once more."
         steps += [(text, shlex.join([*shlex.split(command(trained[0], changes)), *where]))] if changes else []
 

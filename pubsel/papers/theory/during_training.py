@@ -385,7 +385,15 @@ def draw(frame: pandas.DataFrame, figure: Drawing, title: str) -> matplotlib.fig
             axis.set_axis_off()
 
         for axis, (heading, x, rows) in zip(axes.flat, parts, strict=False):
-            _draw_lines(axis, rows, x, figure)
+            # a line for each column of y and each value of the column `line`
+            lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
+            each = list(itertools.product(figure.y, lines))
+            for (y, (value, part)), how in zip(each, figures.line_styles(range(len(each))).values(), strict=True):
+                label = value if isinstance(value, str) else f"{figure.line} = {value}"
+                label = TEXT[y] if value is None else label
+                label += f" (p = {part['p'].iloc[0]:,})" if figure.line == "group" else ""
+                part = part.sort_values(x)
+                axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
             axis.set(xlabel=TEXT.get(x, x), title=heading)
             axis.set(yscale="log" if figure.logarithmic else "linear")
             axis.set(xscale="log" if x == "index" else "linear")
@@ -402,20 +410,6 @@ def draw(frame: pandas.DataFrame, figure: Drawing, title: str) -> matplotlib.fig
         page.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
 
     return page
-
-
-def _draw_lines(axis: Any, rows: pandas.DataFrame, x: str, figure: Drawing) -> None:
-    """Draw the lines of a panel: each column of `figure.y`, for each value of the column `figure.line`."""
-    lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
-    each = list(itertools.product(figure.y, lines))
-    styles = figures.line_styles(range(len(each))).values()
-    for (y, (value, part)), how in zip(each, styles, strict=True):
-        name = value if isinstance(value, str) else f"{figure.line} = {value}"
-        label = TEXT[y] if value is None else name
-        if figure.line == "group":
-            label += f" (p = {part['p'].iloc[0]:,})"
-        part = part.sort_values(x)
-        axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pandas
 import torch
-from matplotlib.figure import Figure
 
 from pubsel import data
 from pubsel.algorithms import Mechanism, View
@@ -46,7 +45,13 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
         drawing, _ = figures.line_plot(lines, xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
         return figures.Drawn("separability", frame, drawing)
     frame = reconstruction_curve(settings)
-    return figures.Drawn("reconstruction", frame, draw_reconstruction(frame))
+    names = {"public gradient's subspace": "public", "random subspace": "random"}
+    of_steps = {name: (frame["step"], frame[column]) for name, column in names.items()}
+    label = "relative error of the private gradient"
+    drawing, axis = figures.line_plot(of_steps, xlabel="step", ylabel=label, ylim=(0, None))
+    about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
+    axis.set_title(about, fontsize=9)
+    return figures.Drawn("reconstruction", frame, drawing)
 
 
 # Separability
@@ -83,7 +88,7 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
 Errors = list[dict[str, float]]  # of a step
 
 
-def recorded(rank: int, errors: Errors, inner: Mechanism, view: View, step: int) -> Mechanism:
+def losing(rank: int, errors: Errors, inner: Mechanism, view: View, step: int) -> Mechanism:
     """Return a mechanism of AdaMix that appends to `errors` how much of the private gradient each projection loses,
     before the noise: NOT private."""
     weight = next(view.model.parameters())
@@ -127,19 +132,8 @@ def reconstruction_curve(given: FigureConfig) -> pandas.DataFrame:
     with tempfile.TemporaryDirectory() as folder:
         noise_multiplier = spend.noise_multiplier if spend else 0.0
         checkpoint = Path(folder) / "checkpoint.pt"
-        followed = watched(algorithm, partial(recorded, algorithm.rank, errors))
+        followed = watched(algorithm, partial(losing, algorithm.rank, errors))
         fit(model, task, Job(followed, plan, noise_multiplier, settings.training, "figure", checkpoint), secret)
 
     frame = pandas.DataFrame(errors).groupby("step", as_index=False).mean()
     return frame.assign(private=settings.pair.private, model=settings.model.name, rank=algorithm.rank)
-
-
-def draw_reconstruction(frame: pandas.DataFrame) -> Figure:
-    """Draw both errors against the step."""
-    lines = {"public gradient's subspace": "public", "random subspace": "random"}
-    label = "relative error of the private gradient"
-    of_steps = {name: (frame["step"], frame[column]) for name, column in lines.items()}
-    figure, axis = figures.line_plot(of_steps, xlabel="step", ylabel=label, ylim=(0, None))
-    about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
-    axis.set_title(about, fontsize=9)
-    return figure
