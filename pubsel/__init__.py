@@ -20,7 +20,9 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.path[0] == os.getcwd() != os.path.dirname(os.path.dirname(os.path.abspath(__file__))):
     del sys.path[0]
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,13 +37,29 @@ if TYPE_CHECKING:
 __all__ = ["Record", "load", "open_dataset", "rank", "train"]
 
 
-class Record(records.Record):
-    """The result of a command: the keys of its result.json, as a dictionary. It prints as the command does; in a
-    notebook it also shows its keys.
+class Record(dict[str, Any]):
+    """The result of a command: the keys of its result.json (`records.RECORD` says what they are), as a dictionary. It
+    prints as the command does; in a notebook it also shows its keys.
 
     folder: the folder that contains it, with the model of a run in model.pt and model.json. Of a folder that `pubsel
     export` made, it has the keys of config.json.
     """
+
+    def __init__(self, values: Mapping[str, Any], folder: Path, text: str):
+        super().__init__(values)
+        self.folder, self.text = folder, text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        values = {key: text if isinstance(text, str) else json.dumps(text) for key, text in records.leaves(self)}
+        rows = "".join(
+            f'<tr title="{escape(records.RECORD.get(key, ""))}"><th>{escape(key)}</th><td>{escape(value)}</td></tr>'
+            for key, value in values.items()
+        )
+        title = f"<summary>{escape(str(self.folder))}</summary>"
+        return f"<pre>{escape(self.text)}</pre><details>{title}<table>{rows}</table></details>"
 
     def predict(self, images: Any, *words: str, **settings: Any) -> Predictions:
         """Classify images with the model of this run, as `pubsel predict` does: `answers` has the name of a class for

@@ -18,6 +18,7 @@ from pubsel import algorithms, data, distances, models, records
 from pubsel.algorithms import Algorithm, Derives, Facts, Solves
 from pubsel.data import Split, Task
 from pubsel.data.convert import Shape
+from pubsel.distances import Build
 from pubsel.files import digest, npy_map
 from pubsel.gradients.factored import OffsetLinear
 from pubsel.gradients.matrix import set_precision
@@ -326,6 +327,11 @@ def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Mod
         return linear
     _, channels, height, width = task.private.x.shape
     return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed, data_root)
+
+
+def networks(model: Model, task: Task, seed: int, data_root: str, device: torch.device) -> Build:
+    """Return what makes the network of an initialisation, whose random weights are its own."""
+    return lambda i: network(model, task, seed + i, data_root).to(device)
 
 
 def given_weights(model: Model, task: Task, seed: int, data_root: str) -> str | None:

@@ -197,8 +197,12 @@ def _command(command: str, rest: list[str]) -> int:
         print(f"interrupted{RESUMES.get(command, '')}", file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _pipe_is_closed():
-            return ENDED_BY_PIPE
+        # standard output may be the pipe that was closed, as by `| head`
+        if isinstance(error, BrokenPipeError):
+            watched = select.poll()
+            watched.register(sys.stdout.fileno(), 0)
+            if any(event & select.POLLERR for _, event in watched.poll(0)):
+                return ENDED_BY_PIPE
         if debug:
             traceback.print_exc()
         return _fail(error)
@@ -390,17 +394,8 @@ def _hydra(command: str, words: list[str], task: Callable[[DictConfig], Any]) ->
 
 def _within(command: str, words: list[str]) -> int:
     """Return the exit code of a command that another one starts: Hydra has one of each at a time."""
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
-
-    # the command that runs gets its own back afterwards
-    state, settings = GlobalHydra.instance(), HydraConfig.instance()
-    hydra_before, settings_before = state.hydra, settings.cfg
-    state.clear()
-    try:
+    with compose.another():
         return _started(command, words)
-    finally:
-        state.hydra, settings.cfg = hydra_before, settings_before
 
 
 def _fail(error: Exception) -> int:
@@ -479,13 +474,6 @@ def _complete(words: list[str], line: str) -> int:
 
     print(*(choice for choice in choices if choice.startswith(begun)))
     return 0
-
-
-def _pipe_is_closed() -> bool:
-    """Return whether the pipe that standard output goes to is closed, as by `| head`."""
-    watched = select.poll()
-    watched.register(sys.stdout.fileno(), 0)
-    return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def entry() -> Any:

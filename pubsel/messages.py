@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,7 @@ def stopped_by_signals() -> Iterator[None]:
             signal.signal(each, handler)
 
 
+APPENDED = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 _logs: list[Path] = []  # files that `say` writes to as well; only the last one counts
 
 
@@ -99,13 +100,9 @@ def cannot_write(what: object, error: BaseException) -> UserError:
 def log(text: str) -> None:
     """Write a line, with the time, to the log only. A log that cannot be written ends no run."""
     if _logs:
-        with contextlib.suppress(OSError), open(_logs[-1], "a", encoding="utf-8", opener=_open_private) as file:
-            now = time.strftime("%Y-%m-%d %H:%M:%S")
-            file.writelines(f"{now}  {line}\n" for line in text.splitlines())
-
-
-def _open_private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError), os.fdopen(os.open(_logs[-1], APPENDED, 0o600), "ab") as file:
+            file.write("".join(f"{now}  {line}\n" for line in text.splitlines()).encode())
 
 
 def traced(error: BaseException) -> str:
@@ -128,6 +125,13 @@ def logged(path: Path) -> Iterator[None]:
         yield
     finally:
         _logs.pop()
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return a line for each row of texts, in columns that are as wide as their widest text."""
+    columns = list(zip(*rows, strict=True))
+    padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns]
+    return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
 
 
 def gib(size: float) -> str:

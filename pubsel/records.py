@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,8 +23,8 @@ from pubsel import __version__, files
 from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
 from pubsel.settings.command_line import overrides, unquoted
-from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, is_weak, neutral
-from pubsel.settings.schema import MOST, fits, literal, misfit
+from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, is_weak
+from pubsel.settings.schema import MOST, fits, literal, misfit, neutral, walk
 
 if TYPE_CHECKING:
     import pandas
@@ -199,17 +198,12 @@ class RunRecord:
     hardware: str = key("processor and number of cores", "")
 
 
-def _abouts(schema: type, prefix: str = "") -> dict[str, str]:
-    """Return the meaning of each dotted key that has one."""
-    abouts = {}
-    for f in fields(schema):
-        if about := f.metadata.get("about"):
-            abouts[f"{prefix}{f.name}"] = about
-            abouts |= _abouts(Guarantee, "privacy.") if f.name == "privacy" else {}
-    return abouts
-
-
-RECORD = _abouts(RunRecord)  # the reference of the documentation is generated from it
+# the meaning of each dotted key, of which the reference of the documentation is generated
+RECORD = {
+    key: f.metadata["about"]
+    for key, f in walk(RunRecord)
+    if "about" in f.metadata and key.rpartition(".")[0] in ("", "privacy")
+}
 
 
 @dataclass(kw_only=True)
@@ -410,29 +404,6 @@ def _misshapen(quality: dict[str, Any] | None) -> str:
     return ""
 
 
-class Record(dict[str, Any]):
-    """The result of a command: the keys of its result.json (`records.RECORD` says what they are).
-
-    It prints as the command does; in a notebook it also shows its keys. folder: the folder that contains it, with the
-    weights of a run in model.pt.
-    """
-
-    def __init__(self, values: Mapping[str, Any], folder: Path, text: str):
-        super().__init__(values)
-        self.folder, self.text = folder, text
-
-    def __repr__(self) -> str:
-        return self.text
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f'<tr title="{escape(RECORD.get(key, ""))}"><th>{escape(key)}</th><td>{escape(value)}</td></tr>'
-            for key, value in _leaves(self)
-        )
-        title = f"<summary>{escape(str(self.folder))}</summary>"
-        return f"<pre>{escape(self.text)}</pre><details>{title}<table>{rows}</table></details>"
-
-
 def as_cell(value: Any) -> Any:
     """Return a value as a cell of a CSV file that no spreadsheet runs: an apostrophe stands before a text that begins
     like a formula (OWASP, CSV injection); numbers stay. A carriage return, which csv does not quote, is a line feed."""
@@ -460,13 +431,13 @@ _FORMULA = re.compile(r"\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Return the dotted keys of a record, with their values as JSON."""
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a record or of settings, with their values."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)
+            yield f"{prefix}{key}", value
 
 
 def is_name(text: str) -> bool:
@@ -514,12 +485,8 @@ def expanded(command: str, words: Sequence[str]) -> list[str]:
 
     # a run that was stopped has settings and no result yet
     folder = results / "runs" / name
-    if (
-        command != "rank"
-        and is_name(name)
-        and (folder / "settings.json").is_file()
-        and not (folder / "result.json").exists()
-    ):
+    started = command != "rank" and is_name(name) and (folder / "settings.json").is_file()
+    if started and not (folder / "result.json").exists():
         record = read_record(folder / "settings.json", Asked)
     else:
         record, _ = find(name, results)
@@ -682,13 +649,6 @@ def at(values: Any, key: str) -> Any:
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write records, one per line, compressed; equal records give equal bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = "".join(json.dumps(record, sort_keys=True) + "\n" for record in records)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
 def provenance() -> dict[str, Any]:

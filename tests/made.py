@@ -1,6 +1,7 @@
 """Factories that several test files share: algorithms, networks, streams, and the record of a run, datasets."""
 
 import csv
+import gzip
 import json
 import math
 import zlib
@@ -154,6 +155,12 @@ def grey_values(split: Split) -> list[int]:
 def write_npz(path: Path | str, train: tuple, test: tuple, **more: Any) -> None:
     """Write a dataset: images and labels of both parts."""
     np.savez(path, train_images=train[0], train_labels=train[1], test_images=test[0], test_labels=test[1], **more)
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write records as those that are kept with the code: one per line, compressed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress("".join(json.dumps(record) + "\n" for record in records).encode()))
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]], delimiter: str = ",") -> None:

@@ -314,7 +314,7 @@ def test_what_goes_to_another_process_leaves_the_gpu_and_arrives_on_its_own(monk
         view = loop.view_of(model, loop.engine(model, None), task, "key", Schedule(5, 5, 1.0, 2))
         view = view._replace(start=torch.zeros(2, device="cuda"))
 
-        packed = parallel._packed(view)
+        packed = parallel._placed(view, torch.device("cpu"))
         assert not any(tensor.is_cuda for tensor in (*packed.model.state_dict().values(), *packed.public, packed.start))
         names = list(view.gradients.offsets)
         job = parallel.Assignment(packed, names, None, "key", None, "cuda", 1, [])

@@ -127,6 +127,20 @@ def test_a_draw_depends_on_the_unit_alone_and_is_about_its_share():
     "ways",
     [
         ("P7", "P7 ", " p7", "P7\u00a0", "P7\u200b", '"P7"', "\u201cP7\u201d", "\uff307", "p7\ufeff"),
+        # marks that dialogs and tables paste, and quotes of other countries
+        (
+            "P7",
+            "P7\u200e",
+            "\u202aP7\u202c",
+            "P7\ufe0f",
+            "\u2066P7\u2069",
+            "P7\0",
+            "\u201eP7\u201c",
+            "\u2039P7\u203a",
+            '="P7"',
+        ),
+        ("P-7", "P\u20117", "P\u20137"),
+        ("Doe^John", "Doe^John^^"),
         ("7", "07", "7.0", " 7", "7.", "+7", "007.00"),
         ("0", "0.0", "00"),
         ("-1", "-1.0", "-01"),
@@ -143,7 +157,9 @@ def test_names_of_different_people_stay_apart():
     assert len({folded(name) for name in different}) == len(different)
 
 
-@pytest.mark.parametrize("nobody", ["nan", "", " ", "NaN", "None", "null", "unknown", "-", "?", "N/A"])
+@pytest.mark.parametrize(
+    "nobody", ["nan", "", " ", "NaN", "None", "null", "unknown", "-", "?", "N/A", "<NA>", "NaT", "--", "ANONYMOUS"]
+)
 def test_somebody_without_a_name_is_an_error(nobody):
     unit, findings = people_of("table", ["a", "b", nobody, "c"])
     assert [(finding.name, finding.severity) for finding in findings] == [("nobody", "error")]

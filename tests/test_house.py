@@ -39,9 +39,7 @@ Composes Filters Follows How It Makes Of Shows That Those What When Where Whethe
 SHARED_NAMES = "build clipped_sum draw drawn listing read read_table run select write".split()
 # what does not pass yet
 LATER = """
-_pipe_is_closed _as_many _together _all_of _private_side _both_parts _fingerprint _read _kept _places
-_factors _linear _torchvision_scale _morlet _written _boost _place _name_of _near _bias _file _default _chosen _range
-_check_inputs _status _described _part_received
+_as_many _together _all_of _private_side _both_parts _fingerprint _read _torchvision_scale _factors _near
 """.split()
 
 

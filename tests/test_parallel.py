@@ -370,7 +370,7 @@ def test_a_network_arrives_as_it_was_sent(name: str, once: bool) -> None:
         x = below(x)
     view = View(net, PerExampleGradients(net), None, 5, False, lambda what, step: stream("k", what, step))
     names = list(view.gradients.offsets)
-    job = parallel.Assignment(parallel._packed(view), names, None, "name", None, "cpu", 1, [])  # type: ignore[arg-type]
+    job = parallel.Assignment(parallel._placed(view, torch.device("cpu")), names, None, "name", None, "cpu", 1, [])  # type: ignore[arg-type]
     found, _ = parallel._unpacked(pickle.loads(pickle.dumps(job)), Split(x, x))
     assert torch.equal(found.model(x), net(x))
     assert found.gradients.offsets == view.gradients.offsets

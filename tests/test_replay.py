@@ -14,7 +14,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.rules import canonical
 from pubsel.settings import CONF, command_line
 from pubsel.settings.identity import as_json, identity_of
-from tests.made import checked
+from tests.made import checked, write_lines
 from tests.test_numbers import rounds_as_records_were_made
 
 RECORDS = records.read_records(CONF.parent / "results")
@@ -118,7 +118,7 @@ def test_shipped_records_are_repeated(folder):
         pytest.skip("sums are rounded otherwise on this processor, and with the features that depend on them the noise")
     chosen = shipped()
     assert chosen, "no record of this version of torch"
-    records.write_lines(Path("results/records/some.jsonl.gz"), chosen)
+    write_lines(Path("results/records/some.jsonl.gz"), chosen)
     Path("data").mkdir()
     for path in Path(os.environ["PUBSEL_DATA"]).glob("flowers5*"):
         Path("data", path.name).symlink_to(path)  # what is made of the data is kept beside them

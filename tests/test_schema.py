@@ -16,6 +16,7 @@ from pubsel.messages import UserError
 from pubsel.papers.attacked import read_attacks
 from pubsel.settings import CONF
 from pubsel.settings.keys import Attack
+from tests.made import write_lines
 from tests.synthetic import record, save
 
 KEPT = CONF.parent / "results" / "records"
@@ -179,7 +180,7 @@ def test_what_is_no_record_is_named(others: Path, content: str | None, why: str)
 
 def test_a_line_of_the_kept_records_that_is_none_is_left_out(tmp_path: Path, capsys) -> None:
     path = tmp_path / "records" / "some.jsonl.gz"
-    records.write_lines(path, [record(0), record(1) | {"utility": "x"}, record(2)])
+    write_lines(path, [record(0), record(1) | {"utility": "x"}, record(2)])
     assert [one["seed"] for one in records.read_records(tmp_path)] == [0, 2]
     assert f"left out: {path}, line 2, is no record, 'utility' may not be \"x\": restore it" in capsys.readouterr().err
 

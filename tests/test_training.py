@@ -126,8 +126,8 @@ def test_the_control_of_an_audit_has_the_rate_of_the_run(tmp_path):
     """A third of its noise, and not three times its rate too."""
     settings = checked("audit", *HEAD[1:], "model=pixels", "algorithm=dp_sgd_clip1", "epsilon=2")
     audited = Audited(Cell.of(canonical(settings)), settings.audit, task(), tmp_path)
-    planned = _planned(audited, "run", audited.task)
-    assert planned.weaker().training == planned.training
+    planned, control = (_planned(audited, "run", audited.task, weaker)[0] for weaker in (False, True))
+    assert control.training == planned.training
     assert planned.training.learning_rate > 0
 
 

@@ -11,7 +11,7 @@ from pubsel.algorithms import Mechanism, View, needed
 from pubsel.algorithms.adamix import public_gradient
 from pubsel.algorithms.dp_sgd import Clipping
 from pubsel.data import Split
-from pubsel.settings.keys import Labels
+from pubsel.settings.keys import ABOUT_LABELS, Labels
 from pubsel.settings.schema import setting
 
 
@@ -33,10 +33,7 @@ class DPMD(Clipping):
     alpha: float = setting("the weight if cycle is null", over=0, at_most=1)
     public_batch: int = setting("public examples a step", at_least=1)
     fresh: bool = setting("draw new public examples at each step; false: always the same ones")
-    labels: Labels = setting(
-        "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
-        "are, else random"
-    )
+    labels: Labels = setting(ABOUT_LABELS)
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD, of sensitivity 1; the public gradient is added after the noise."""

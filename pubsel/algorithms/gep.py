@@ -15,7 +15,7 @@ from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, clip_
 from pubsel.gradients.subspace import allocate, orthonormal, power_basis
 from pubsel.messages import UsageError
 from pubsel.models import parameter_groups
-from pubsel.settings.keys import MOST_EPOCHS, Labels
+from pubsel.settings.keys import ABOUT_LABELS, MOST_EPOCHS, Labels
 from pubsel.settings.schema import setting
 
 Groups = Enum("Groups", ["layers", "slices"])
@@ -95,10 +95,7 @@ class GEP(Algorithm):
     residual: bool = setting("release the residual too (GEP); false: only the embedding (Biased GEP)")
     groups: Groups = setting("layers: as in the paper; slices: three equal flat slices, as in the official code")
     power_iterations: int = setting("power iterations for the basis", at_least=1, at_most=MOST_EPOCHS)
-    labels: Labels = setting(
-        "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
-        "are, else random"
-    )
+    labels: Labels = setting(ABOUT_LABELS)
     redraw: bool = setting("draw random labels at each step (paper) or once (official code)")
     public_precision: Precision = setting(
         "precision of computations on public data, which only choose the subspace; float32: on GPUs with products in "

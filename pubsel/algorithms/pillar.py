@@ -52,13 +52,6 @@ def public_pca(x: Tensor, k: int) -> Frozen:
     return Frozen(torch.from_numpy(scaler.mean_).float(), torch.from_numpy(directions).float())
 
 
-def public_scale(x: Tensor) -> Frozen:
-    """Standardise with the mean and deviation of each of the public features x [m, d], and project nothing: PILLAR
-    without its PCA. PILLAR's authors' code does so for the methods that it compares with."""
-    scaler = StandardScaler().fit(x.double().numpy())
-    return Frozen(torch.from_numpy(scaler.mean_).float(), torch.from_numpy(1 / scaler.scale_).float().diag())
-
-
 def random_projection(d: int, k: int, seed: int) -> Frozen:
     """Return a Gaussian random projection to k dimensions (Nguyen, Ullman, Zakynthinou 2020), which reads no data."""
     projection = GaussianRandomProjection(k, random_state=seed).fit(np.zeros((1, d)))
@@ -131,8 +124,11 @@ class Pillar(FixedClipping):
         return 0
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
+        # PILLAR without its PCA: its authors' code does so for the methods that it compares with
         if self.projection == Projection.scale:
-            return public_scale(needed(public, self.name).x)
+            scaler = StandardScaler().fit(needed(public, self.name).x.double().numpy())
+            scale = torch.from_numpy(1 / scaler.scale_).float().diag()
+            return Frozen(torch.from_numpy(scaler.mean_).float(), scale)
         if self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
 

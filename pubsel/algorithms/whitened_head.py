@@ -198,12 +198,15 @@ class WhitenedHead(Clipping):
 
     def values(self, steps: int) -> dict[str, Any]:
         """Return what follows from the task, for the record."""
-        facts = self.facts
-        bound = self.clip_norm(facts.classes, facts.multi_label)
-        rate = self.rate(facts.n, steps)
-        values = {"k": self.k or facts.d, "steps": steps, "learning_rate": rate, "clip_norm": bound}
+        rate = self.rate(self.facts.n, steps)
+        values = {"k": self.k or self.facts.d, "steps": steps, "learning_rate": rate, "clip_norm": self.bound}
         values["public_labels"] = self.labelled
         return values | ({"rest": self.rest} if self.rest else {})
+
+    @property
+    def bound(self) -> float:
+        """Return the clip norm of the task."""
+        return self.clip_norm(self.facts.classes, self.facts.multi_label)
 
     def clip_norm(self, classes: int, multi_label: bool) -> float:
         """Return the clip norm, a share of the norm of an example's gradient at zero weights."""
@@ -224,17 +227,14 @@ class WhitenedHead(Clipping):
     def steps(self) -> int:
         """Return the number of steps of a task: more than the fewest if their learning rate, which the noise would
         allow, is not stable (`steps_by_noise`)."""
-        facts = self.facts
-        bound = self.clip_norm(facts.classes, facts.multi_label)
-        wanted = steps_by_noise(ROW, bound, facts.mu, facts.n, MOMENTUM, self.curvature, self.deviation)
+        mu, n = self.facts.mu, self.facts.n
+        wanted = steps_by_noise(ROW, self.bound, mu, n, MOMENTUM, self.curvature, self.deviation)
         return math.ceil(min(max(FEWEST_STEPS, wanted), MOST_STEPS))
 
     def rate(self, n: int, steps: int) -> float:
         """Return the learning rate for the mean gradient of n examples (`rate_by_noise`)."""
-        facts = self.facts
-        bound = self.clip_norm(facts.classes, facts.multi_label)
-        noise_multiplier = math.sqrt(steps) / facts.mu
-        return rate_by_noise(ROW, bound, noise_multiplier, steps, n, MOMENTUM, self.curvature, self.deviation)
+        noise_multiplier = math.sqrt(steps) / self.facts.mu
+        return rate_by_noise(ROW, self.bound, noise_multiplier, steps, n, MOMENTUM, self.curvature, self.deviation)
 
     @property
     def deviation(self) -> float:
@@ -301,9 +301,7 @@ class WhitenedHeadOnce(WhitenedHead):
         return 1
 
     def values(self, steps: int) -> dict[str, Any]:
-        facts = self.facts
-        bound = self.clip_norm(facts.classes, facts.multi_label)
-        return {"k": self.k, "clip_norm": bound, "public_labels": self.labelled}
+        return {"k": self.k, "clip_norm": self.bound, "public_labels": self.labelled}
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return DP-SGD's mechanism at zero weights, decoded to a discriminant.

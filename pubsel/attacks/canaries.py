@@ -105,7 +105,7 @@ class WithCanaries:
         indices = (-1 - labels).long().cpu()
         start = 0
         for block in self.inner.blocks(x, y if public else self._labels[indices].to(x.device), rows, dtype):
-            block = block.dense() if isinstance(block, LayeredGradients) else block
+            block = DenseGradients(block.rows, block.losses) if isinstance(block, LayeredGradients) else block
             if not public:
                 self._latest = indices[start : start + len(block)]
                 start += len(block)

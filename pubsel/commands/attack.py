@@ -15,7 +15,7 @@ from pubsel import data, distances
 from pubsel import records as results
 from pubsel.attacks import membership
 from pubsel.attacks.membership import DIGITS, attack_figures, classifier_scores, member_scores, pick_rate, success_rate
-from pubsel.cell import Cell, choose_device, network, use_threads
+from pubsel.cell import Cell, choose_device, networks, use_threads
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import GSD, Labelling
 from pubsel.messages import UsageError, UserError, say
@@ -223,10 +223,7 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
         drawn = torch.from_numpy(stream(key, "members").permutation(len(task.private.x))[: 2 * m])
         members, others = (Split(task.private.x[part], task.private.y[part]) for part in drawn.split(m))
         first = settings.seed + trial * distance.initialisations
-
-        def build(i: int, first: int = first) -> nn.Module:
-            return network(settings.model, task, first + i, settings.data_root).to(device)
-
+        build = networks(settings.model, task, first, settings.data_root, device)
         if settings.attack == Attack.gsd_black_box:
             features = membership.black_box(build(0), members, others)
         else:
@@ -242,8 +239,11 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
         say(f"  trial {trial + 1} of {settings.trials}")
 
     rows_of_all = _scored(settings, name, answers)
-    if replaced:
-        rows_of_all += _known_but_one(np.concatenate(replaced), m)
+    # how often the attacker is right who knows all of m members but one
+    for digits in DIGITS if replaced else ():
+        row = {"attack": "known_but_one", "features": f"{digits} digits", "gsd_values": "with", "known_members": m - 1}
+        pairs = np.concatenate(replaced)
+        rows_of_all.append(row | {"success": pick_rate(pairs, digits), "members": len(pairs)})
     shown_too = {"private": settings.private, "model": settings.model.name, "private_examples": m}
     return [row | shown_too | {"trials": settings.trials} for row in rows_of_all]
 
@@ -272,21 +272,7 @@ def _scored(settings: AttackConfig, name: str, answers: Answers) -> list[dict[st
     rows = []
     for (kind, values, known), trials in answers.items():
         scores, member = (np.concatenate(part) for part in zip(*trials, strict=True))
-        row: dict[str, Any] = {
-            "attack": settings.attack.name.removeprefix("gsd_"),
-            "features": kind,
-            "gsd_values": values,
-        }
+        row = {"attack": settings.attack.name.removeprefix("gsd_"), "features": kind, "gsd_values": values}
         row |= {"known_members": known} | success_rate(scores, member)
         rows.append(row | attack_figures(scores, member, stream(name, f"{kind} {values} {known}")))
-    return rows
-
-
-def _known_but_one(pairs: NDArray[np.float64], m: int) -> list[dict[str, Any]]:
-    """Return a row for each of DIGITS: how often the attacker is right who knows all of m members but one."""
-    rows = []
-    for digits in DIGITS:
-        row: dict[str, Any] = {"attack": "known_but_one", "features": f"{digits} digits"}
-        row |= {"gsd_values": "with", "known_members": m - 1}
-        rows.append(row | {"success": pick_rate(pairs, digits), "members": len(pairs)})
     return rows

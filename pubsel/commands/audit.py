@@ -19,19 +19,8 @@ from numpy.typing import NDArray
 
 from pubsel import records
 from pubsel.algorithms import Algorithm, Solves
+from pubsel.attacks import one_run
 from pubsel.attacks.canaries import WithCanaries, distinct, draw_canaries
-from pubsel.attacks.one_run import (
-    Guesses,
-    epsilon_of_any,
-    epsilon_of_curve,
-    epsilon_of_plan,
-    guess_all,
-    guess_extremes,
-    may_be_right,
-    p_value,
-    stands,
-    trade_off,
-)
 from pubsel.attacks.per_instance import Losses
 from pubsel.attacks.witness import SURE, Witness
 from pubsel.cell import Cell, weights_digest
@@ -153,14 +142,6 @@ class Planned(NamedTuple):
     plan: Plan | None
     first: Plan | None
 
-    def weaker(self) -> "Planned":
-        """Return the positive control: the same with a third of the noise, drawn from other streams."""
-
-        def less(plan: Plan | None) -> Plan | None:
-            return plan and plan._replace(noise_multiplier=plan.noise_multiplier * CONTROL)
-
-        return self._replace(what=f"{self.what} control", plan=less(self.plan), first=less(self.first))
-
     def prepared(self, algorithm: Algorithm, task: Task) -> Prepared:
         """Return the training ready to run by `algorithm`, which may be one that is watched. Nothing of it is
         released."""
@@ -179,15 +160,20 @@ class Planned(NamedTuple):
         fit(prepared.trains, prepared.task, job, self.secret(prepared), _report, gradients)
 
 
-def _planned(audited: Audited, what: str, task: Task) -> Planned:
-    """Return the plan of the run itself, for training on the private units of `task`."""
+def _planned(audited: Audited, what: str, task: Task, weaker: bool) -> tuple[Planned, Plan | None, Plan | None]:
+    """Return the plan of the run itself, for training on the private units of `task`; and what it claims to spend, in
+    training and before. weaker: the positive control, with a third of the noise, drawn from other streams."""
     cell = audited.cell
     schedule, plan, first = cell.guarantee(audited.task.units)
     training = cell.training
     if training.learning_rate is None:
         rate = rate_of(training, cell.algorithm, schedule, plan.noise_multiplier if plan else 0.0)
         training = dataclasses.replace(training, learning_rate=rate)
-    return Planned(cell, what, training, schedule._replace(n=task.units), plan, first)
+    planned = Planned(cell, what, training, schedule._replace(n=task.units), plan, first)
+    if weaker:
+        less = [part and part._replace(noise_multiplier=part.noise_multiplier * CONTROL) for part in (plan, first)]
+        planned = planned._replace(what=f"{what} control", plan=less[0], first=less[1])
+    return planned, plan, first
 
 
 def _with_canaries(audited: Audited) -> dict[str, Any]:
@@ -205,7 +191,7 @@ def _witnessed(audited: Audited, random: np.random.Generator, weaker: bool) -> d
     witness, claimed, first = watch(audited, random, weaker)
     included = witness.engine.canaries.included[witness.weighed].numpy()
     ratios = witness.ratios[witness.weighed].numpy()
-    bounds = lower_bounds_of(ratios, included, claimed, first, audited.audit, guess_all(ratios, included))
+    bounds = lower_bounds_of(ratios, included, claimed, first, audited.audit, one_run.guess_all(ratios, included))
     checks = witness.checks()
     return bounds | {"checks": checks, "failed": [name for name, p in checks.items() if p < SURE]}
 
@@ -214,11 +200,8 @@ def watch(audited: Audited, random: np.random.Generator, weaker: bool = False) -
     """Return the witness of one training with canaries from `random`, and the plans of it and of what is released
     before. weaker: with a third of the noise, for all that the witness knows as planned."""
     task, algorithm, chunk = audited.task, audited.cell.algorithm, audited.cell.training.chunk
-    planned = _planned(audited, "audit", task)
-    claimed, first = planned.plan, planned.first
+    planned, claimed, first = _planned(audited, "audit", task, weaker)
     assert claimed is not None
-    if weaker:
-        planned = planned.weaker()
     prepared = planned.prepared(algorithm, task)
 
     # canaries join the examples that the network sees
@@ -239,10 +222,7 @@ def _scored(audited: Audited, random: np.random.Generator, weaker: bool) -> dict
     """Train once with canaries behind the examples, and return what the losses of the final model say of the plan."""
     cell = audited.cell
     canaries, included, task = distinct(audited.task, audited.audit.canaries, random)
-    planned = _planned(audited, "audit", task)  # its coins are in the data
-    claimed, first = planned.plan, planned.first
-    if weaker:
-        planned = planned.weaker()
+    planned, claimed, first = _planned(audited, "audit", task, weaker)  # its coins are in the data
     prepared = planned.prepared(cell.algorithm, task)
 
     # the training of the run, or the same with a third of its noise
@@ -288,38 +268,38 @@ def lower_bounds_of(
     plan: Plan,
     first: Plan | None,
     audit: Audit,
-    independent: Guesses | None = None,
+    independent: one_run.Guesses | None = None,
 ) -> dict[str, Any]:
     """Return what the guesses say, next to what is claimed: of any program by the extreme `scores` [m], also of one
     with the plan's trade-off curve; with guesses of independent canaries, of a program of the planned kind, and how
     much noise it has at most."""
     parts = [part for part in (first, plan) if part is not None]
     claimed, delta = sum(part.claimed_epsilon for part in parts), sum(part.delta for part in parts)
-    extremes = guess_extremes(scores, included, audit.guesses)
+    extremes = one_run.guess_extremes(scores, included, audit.guesses)
     figures: dict[str, Any] = {
         "claimed": claimed,
         "delta": delta,
         "plan": plan._asdict(),
         "canaries": len(scores),
         "confidence": audit.confidence,
-        "any_program": {**extremes._asdict(), "epsilon": epsilon_of_any(extremes, delta, audit.confidence)},
+        "any_program": {**extremes._asdict(), "epsilon": one_run.epsilon_of_any(extremes, delta, audit.confidence)},
     }
 
     # beside guesses that are near the best there are, the extreme ones must not raise an alarm that those would not
     level = 1 - audit.confidence if independent is None else SURELY
-    refuted = p_value(extremes, claimed, delta) < level
+    refuted = one_run.p_value(extremes, claimed, delta) < level
     if first is None and plan.delta > 0 and plan.valid:  # else no curve of one kind of noise is claimed
-        epsilon = epsilon_of_curve(extremes, plan, audit.confidence)
+        epsilon = one_run.epsilon_of_curve(extremes, plan, audit.confidence)
         figures["planned_curve"] = {**extremes._asdict(), "epsilon": epsilon}
-        refuted |= not may_be_right(extremes, level, trade_off(plan, plan.noise_multiplier))
+        refuted |= not one_run.may_be_right(extremes, level, one_run.trade_off(plan, plan.noise_multiplier))
 
     if independent is not None:
-        epsilon, noise = epsilon_of_plan(independent, plan, audit.confidence)
+        epsilon, noise = one_run.epsilon_of_plan(independent, plan, audit.confidence)
         most = noise if math.isfinite(noise) else None
         figures["planned_kind"] = {**independent._asdict(), "epsilon": epsilon, "noise_multiplier_at_most": most}
-        refuted |= not stands(independent, plan, 1 - SURE)
+        refuted |= not one_run.stands(independent, plan, 1 - SURE)
         if not plan.valid:  # more is claimed than this noise gives
-            refuted |= epsilon_of_plan(independent, plan, 1 - SURE)[0] > plan.claimed_epsilon
+            refuted |= one_run.epsilon_of_plan(independent, plan, 1 - SURE)[0] > plan.claimed_epsilon
 
     bounds = [figures[key]["epsilon"] for key in ("any_program", "planned_curve", "planned_kind") if key in figures]
     return figures | {"measured": max(bounds), "refuted": bool(refuted)}
@@ -338,12 +318,8 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
     """Return what the training of the run loses of each example; of the one with less noise, nothing is kept."""
     # the trained weights must be those of the run: the loss is of that training
     labels, every = audited.task.private.y, audited.audit.every
-    planned = _planned(audited, "training", audited.task)
-    plan, first = planned.plan, planned.first
+    planned, plan, first = _planned(audited, "training", audited.task, weaker)
     assert plan is not None
-    if weaker:
-        planned = planned.weaker()
-
     losses = Losses(labels, plan, every, first)
     followed = losses.watching(audited.cell.algorithm)
     prepared = planned.prepared(followed, audited.task)

@@ -6,7 +6,7 @@ is read, and what is kept of a user's own.
 from pathlib import Path
 
 from pubsel.files import left_of
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, aligned
 from pubsel.settings.datasets import UNREADABLE, dataset_info, dataset_names, decoded_folder, is_there, kept_folder
 from pubsel.settings.identity import is_path
 from pubsel.settings.keys import DataConfig, read_of
@@ -18,11 +18,7 @@ def listing(data_root: str) -> str:
     """Return a table of all named datasets: what they are, their size as a download, licence, and whether they are in
     `data_root` (as npz, prepared, as original files, built in, or absent)."""
     rows = [HEAD, *(_row(name, Path(data_root).expanduser()) for name in dataset_names())]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    lines = aligned(rows)
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:], "", f"data folder: {data_root}"])
 
 
@@ -37,8 +33,10 @@ def present(name: str, root: Path) -> str:
         return "built in"
 
     # any one of the sets of original files is enough
-    complete = (all(is_there(root / file) for file in files) for files in _originals(name))
-    return "files" if any(complete) else "absent"
+    originals, folder = [info.options["files"]] if "files" in info.options else [], info.options.get("folder")
+    if folder and not originals:
+        originals = [[folder], *([[f"{folder}.zip"]] if "md5" in info.options else [])]
+    return "files" if any(all(is_there(root / file) for file in files) for files in originals) else "absent"
 
 
 def prepare_data(name: str | None, data_root: str) -> str:
@@ -108,16 +106,6 @@ def forget_data(name: str | None, data_root: str) -> str:
 
     decoded.forget_decoded(folder)
     return f"deleted what was kept of {name} in {folder.parent}"
-
-
-def _originals(name: str) -> list[list[str]]:
-    """Return sets of original files, each of which is enough to read the dataset."""
-    options = dataset_info(name).options
-    if "files" in options:
-        return [options["files"]]
-    if "folder" in options:
-        return [[options["folder"]], *([[f"{options['folder']}.zip"]] if "md5" in options else [])]
-    return []
 
 
 def _row(name: str, root: Path) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from pubsel import records
 from pubsel.files import hold, plain
-from pubsel.messages import UsageError, UserError, duration
+from pubsel.messages import UsageError, UserError, aligned, duration
 from pubsel.privacy import ledger
 from pubsel.records import at
 from pubsel.settings import command_line
@@ -136,10 +136,11 @@ def look(folder: Path) -> Run:
         why = stale(folder, record)
         return Run(folder, "stale" if why else "finished", why, record, age)
 
-    # no record yet: the lock and the end of the log tell why
-    if held(folder):
-        return Run(folder, "running", last_line(folder), settings, age)
-    ending = last_line(folder)
+    # no record yet: the lock and the end of the log, without its time, tell why
+    running = held(folder)
+    ending = (log_lines(folder) or [""])[-1].partition("  ")[2].strip()
+    if running:
+        return Run(folder, "running", ending, settings, age)
     if ending.startswith(records.FAILED):
         return Run(folder, "failed", ending.removeprefix(records.FAILED), settings, age)
     why = "from a checkpoint" if (folder / "checkpoint.pt").exists() else ""
@@ -158,12 +159,6 @@ def stale(folder: Path, record: dict[str, Any]) -> str:
     return "; ".join([other] * bool(other) + [f"{name} is gone" for name in gone])
 
 
-def last_line(folder: Path) -> str:
-    """Return the last line of a run's log, without its time."""
-    lines = log_lines(folder)
-    return lines[-1].partition("  ")[2].strip() if lines else ""
-
-
 def log_lines(folder: Path) -> list[str]:
     """Return the lines of a run's log."""
     try:
@@ -177,19 +172,11 @@ def check_keys(where: list[str], entries: list[Run]) -> None:
     answer would be that there is no such run."""
     known = {*keys_of(RunConfig), *method_keys(), *KEYS}
     for entry in entries:
-        known |= {*entry.record, *dotted(entry.record.get("settings", {}))}
+        known |= {*entry.record, *(key for key, _ in records.leaves(entry.record.get("settings", {})))}
     for word in where:
         key = word.partition("=")[0]
         if "=" in word and key not in known:
             raise UsageError(f"unknown key {key}{nearest(key, known)}; pubsel runs takes those of a record")
-
-
-def dotted(settings: dict[str, Any], prefix: str = "") -> list[str]:
-    """Return the dotted keys of nested settings, of groups too."""
-    keys = []
-    for key, value in settings.items():
-        keys += [f"{prefix}{key}", *(dotted(value, f"{prefix}{key}.") if isinstance(value, dict) else [])]
-    return keys
 
 
 def matches(entry: Run, word: str) -> bool:
@@ -234,14 +221,7 @@ def listing(entries: list[Run], folder: Path) -> str:
     """Return a line for each run, and how many there are in each state."""
     if not entries:
         return f"no such run in {folder}"
-    # columns are as wide as their widest text
-    rows = [COLUMNS, *(_row(entry) for entry in entries)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-
+    lines = aligned([COLUMNS, *(_row(entry) for entry in entries)])
     # how many there are in each state, and why some are not well
     counts = {state: sum(entry.state == state for entry in entries) for state in STATES}
     numbers = ", ".join(f"{n} {state}" for state, n in counts.items() if n)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from pubsel import data, distances, records, selection
 from pubsel.cell import (
@@ -18,7 +17,7 @@ from pubsel.cell import (
     choose_device,
     given_weights,
     map_split,
-    network,
+    networks,
     tensors,
     through_backbone,
     use_threads,
@@ -148,10 +147,7 @@ def _select(
     """Return the choice alone: no score and no distance, which would not be private."""
     epsilon, n, features = settings.epsilon_select, len(task.private.x), by_features(settings.select)
     assert epsilon is not None
-
-    def build(i: int) -> nn.Module:
-        return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
-
+    build = networks(settings.model, task, settings.seed, settings.data_root, device)
     key, distance = f"selection {settings.seed}", distance_of(settings)
     choice = Choice(settings.select, distance, epsilon, task, candidates, features, build, key)
     chosen, spend = choice.draw(streams.choice(choice))
@@ -179,9 +175,7 @@ def _rank(
 ) -> dict[str, Any]:
     """Return the distances of all candidates, and their order."""
     taken: list[float] = []
-
-    def build(i: int) -> nn.Module:
-        return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
+    build = networks(settings.model, task, settings.seed, settings.data_root, device)
 
     def report(i: int, public: str, value: float, seconds: float) -> None:
         taken.append(seconds)
@@ -241,7 +235,15 @@ def ordered(values: dict[str, list[float]]) -> list[dict[str, Any]]:
 def show_rank(record: dict[str, Any]) -> str:
     """Return the order, or the choice, as text."""
     if "chosen" in record:
-        return _show_choice(record)
+        lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
+        if record["margin"] is not None:
+            lines += [
+                f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each "
+                f"other's, on average, is chosen with probability {selection.SURE:.0%} or more. Whether such a "
+                "candidate exists is not revealed.",
+                "",
+            ]
+        return "\n".join([*lines, record["privacy"]["statement"]])
 
     width = max(len(row["public"]) for row in record["order"])
     distance = distances.build(record["settings"]["distance"])
@@ -275,15 +277,3 @@ def show_rank(record: dict[str, Any]) -> str:
         ]
     privacy = record["privacy"]
     return "\n".join([*lines, "", privacy["statement"] if isinstance(privacy, dict) else privacy])
-
-
-def _show_choice(record: dict[str, Any]) -> str:
-    lines = [f"{record['chosen']} is chosen for {record['private']}, of {', '.join(record['candidates'])}.", ""]
-    if record["margin"] is not None:
-        lines += [
-            f"A candidate whose subspace holds {record['margin']:.2g} more of the gradients' energy than each other's, "
-            f"on average, is chosen with probability {selection.SURE:.0%} or more. Whether such a candidate exists is "
-            "not revealed.",
-            "",
-        ]
-    return "\n".join([*lines, record["privacy"]["statement"]])

@@ -34,6 +34,7 @@ from pubsel.records import write_record
 POLL_SECONDS = 0.5
 GRACE = 10.0  # seconds that a cell has to clean up when it is stopped
 SHOWN = 16  # running cells in the view
+ENDED = ("done", "failed")  # states of a cell
 
 _place: list[object] = []  # of this worker, held as long as it lives
 
@@ -282,7 +283,7 @@ class Display:
         self.states: dict[int, dict[str, Any]] = {}  # of cells that have started
         self.began: dict[int, float] = {}
         self.start = time.monotonic()
-        self.stop, self.lock = threading.Event(), threading.Lock()
+        self.stop, self.lock = threading.Event(), threading.RLock()
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.live: Any = None
 
@@ -318,9 +319,9 @@ class Display:
 
     def lose(self, number: int, why: str) -> None:
         """Record as failed a cell that ended without a state."""
-        self.look()
         with self.lock:
-            if self.states.get(number, {}).get("state") not in ("done", "failed"):
+            self.look()
+            if self.states.get(number, {}).get("state") not in ENDED:
                 seconds = time.monotonic() - self.began.get(number, time.monotonic())
                 now = {"state": "failed", "seconds": round(seconds, 2), "text": why}
                 write_record(self.folder / f"{number:04}.json", now)
@@ -333,22 +334,17 @@ class Display:
     def look(self) -> None:
         """Read the states that may have changed, and print which cells have ended."""
         with self.lock:
-            self._look()
-
-    def _look(self) -> None:
-        for number in range(self.first, self.first + len(self.cells)):
-            before = self.states.get(number)
-            if before is not None and before["state"] in ("done", "failed"):
-                continue
-            try:
-                now = json.loads((self.folder / f"{number:04}.json").read_text())
-            except (OSError, ValueError):
-                continue
-            if now["state"] in ("done", "failed"):
-                self._ended(number, now)
-            else:
+            for number in range(self.first, self.first + len(self.cells)):
+                if self.states.get(number, {}).get("state") in ENDED:
+                    continue
+                try:
+                    now = json.loads((self.folder / f"{number:04}.json").read_text())
+                except (OSError, ValueError):
+                    continue
                 self.states[number] = now
                 self.began.setdefault(number, time.monotonic())
+                if now["state"] in ENDED:
+                    self._ended(number, now)
 
     def _ended(self, number: int, now: dict[str, Any]) -> None:
         self.states[number] = now
@@ -379,15 +375,10 @@ class Display:
             table.add_column(column, overflow="ellipsis", no_wrap=True)
         running = [number for number, state in sorted(self.states.items()) if state["state"] == "running"]
         for number in running[:SHOWN]:
-            elapsed = duration(time.monotonic() - self.began[number])
-            table.add_row(str(number), elapsed, self.cells[number - self.first], self._last_said(number))
-        return table
-
-    def _last_said(self, number: int) -> str:
-        try:
-            with (self.folder / f"{number:04}.log").open("rb") as file:
+            lines = [""]
+            with contextlib.suppress(OSError), (self.folder / f"{number:04}.log").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 500))
-                lines = file.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return lines[-1].strip() if lines else ""
+                lines += file.read().decode(errors="replace").splitlines()
+            elapsed = duration(time.monotonic() - self.began[number])
+            table.add_row(str(number), elapsed, self.cells[number - self.first], lines[-1].strip())
+        return table

@@ -94,23 +94,6 @@ def unit(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp(min=1) * (1 - 1e-12)  # a norm is at least 1, or 0
 
 
-def public_subspace(name: str, rows: Tensor, k: int) -> Tensor:
-    """Return the top-k right singular subspace [s, k], float64, of a public set's sketched gradients [m, s].
-
-    UsageError names the set if they are all zero, or span fewer dimensions.
-    """
-    # [s, s] whatever m is, and its eigenvectors are the right singular vectors
-    second = rows.double().T @ rows.double()
-    if not second.any():
-        raise UsageError(f"{name}: all its gradients are zero: leave it out, or take another model")
-
-    values, vectors = top_eigenpairs(second, min(k, len(second)))
-    if k > len(second) or not values[0] > 1e-10 * values[-1]:
-        rank = int((torch.linalg.eigvalsh(second) > 1e-10 * values[-1]).sum())
-        raise UsageError(f"distance.k={k}: the gradients of {name} span {rank} dimensions: lower distance.k")
-    return vectors.flip(1)
-
-
 def noisy(second: Tensor, noise_multiplier: float, source: Source) -> Tensor:
     """Return A [s, s], a sum of g g^T with |g| <= 1, plus symmetric noise (Analyze Gauss).
 
@@ -202,7 +185,8 @@ class Side:
         return map(unit, self._blocks(split, chosen, y, torch.float64))
 
     def public(self, name: str, split: Split) -> Tensor:
-        """Return the top-k subspace [s, k] of the first m examples of a public set. UsageError if there are fewer."""
+        """Return the top-k subspace [s, k], float64, of the first m examples of a public set. UsageError if there are
+        fewer, or if their gradients are all zero, or span fewer dimensions."""
         m = self.distance.m
         if len(split.x) < m:
             raise UsageError(f"distance.m={m}: {name} has {len(split.x)} examples; lower distance.m")
@@ -212,8 +196,17 @@ class Side:
             y = given_labels(split, name, self.classes)
 
         blocks = self._blocks(split, torch.arange(m), y)
-        rows = torch.cat([unit(block) if self.distance.normalise_rows else block for block in blocks])
-        return public_subspace(name, rows, self.distance.k)
+        rows = torch.cat([unit(block) if self.distance.normalise_rows else block for block in blocks]).double()
+
+        # [s, s] whatever m is, and its eigenvectors are the right singular vectors
+        second, k = rows.T @ rows, self.distance.k
+        if not second.any():
+            raise UsageError(f"{name}: all its gradients are zero: leave it out, or take another model")
+        values, vectors = top_eigenpairs(second, min(k, len(second)))
+        if k > len(second) or not values[0] > 1e-10 * values[-1]:
+            rank = int((torch.linalg.eigvalsh(second) > 1e-10 * values[-1]).sum())
+            raise UsageError(f"distance.k={k}: the gradients of {name} span {rank} dimensions: lower distance.k")
+        return vectors.flip(1)
 
     def _blocks(self, split: Split, chosen: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Iterator[Tensor]:
         """Return sketched gradients at the examples `chosen` with labels y, in blocks [<= ROWS, s], computed in

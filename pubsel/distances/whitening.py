@@ -71,19 +71,14 @@ class Learned(NamedTuple):
     left: Tensor
 
 
-def whitening_directions(z: Tensor) -> tuple[Tensor, Tensor]:
-    """Return second moments [q] of rows z [n, r], float64, and their directions [r, q], without those in which all rows
-    are zero."""
+def learned(z: Tensor, residuals: Tensor, descent: Descent) -> Learned:
+    """Return where a descent on rows z [n, r] with residuals [n, C] leads, all float64."""
+    # second moments [q] and their directions [r, q], without those in which all rows are zero
     n, r = z.shape
     values, vectors = torch.linalg.eigh(z @ z.T / n if n < r else z.T @ z / n)  # the smaller of the two
     vary = values > 1e-10 * values[-1]
     values, vectors = values[vary], vectors[:, vary]
-    return values, z.T @ vectors / (n * values).sqrt() if n < r else vectors
-
-
-def learned(z: Tensor, residuals: Tensor, descent: Descent) -> Learned:
-    """Return where a descent on rows z [n, r] with residuals [n, C] leads, all float64."""
-    values, directions = whitening_directions(z)
+    directions = z.T @ vectors / (n * values).sqrt() if n < r else vectors
     way = descent.h * descent.reach * values
     gradients = residuals.T @ (z @ directions) / len(z)
     return Learned(directions, gradients * _mean_decay(way) * descent.reach, _mean_decay(2 * way))
@@ -117,7 +112,7 @@ def descent_of(head: WhitenedHead) -> Descent:
     """Return how far a head gets whose task is known (`WhitenedHead.derived`)."""
     n, classes, several, mu = head.facts.n, head.facts.classes, head.facts.multi_label, head.facts.mu
     way = head.steps * head.rate(n, head.steps) / (1 - MOMENTUM)
-    noise = way * head.clip_norm(classes, several) / (n * mu)
+    noise = way * head.bound / (n * mu)
     return Descent(1 / (4 * classes) if several else 1 / classes, head.clip * way, noise)
 
 

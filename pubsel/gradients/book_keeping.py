@@ -2,14 +2,14 @@
 Zha, Karypis: Differentially Private Optimization on Large Model at Small Cost, 2023, arXiv:2210.00038)."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pubsel.gradients.matrix import (
     LARGEST,
-    Basis,
     DenseGradients,
     GradientMatrix,
     PerExampleGradients,
@@ -74,91 +74,65 @@ class KeptInputs(NamedTuple):
         return self._replace(a=a, e=e)
 
 
-class LayeredGradients:
-    """G by layers: wide ones are kept as factors, and written out only for what needs all columns at once.
+class LayeredGradients(DenseGradients):
+    """G by layers: wide ones are kept as factors, and written out only for what needs all columns at once (`rows`).
 
-    rows [n, p']: what is written out, and `columns`, where in G. A step of DP-SGD asks for norms and for one weighted
+    narrow [n, p']: what is written out, and `columns`, where in G. A step of DP-SGD asks for norms and for one weighted
     sum: of a layer [b, a] it then writes n (a + b) numbers in place of n a b (Bu et al. 2023, arXiv:2210.00038).
     Rows that are not finite, or have a norm of LARGEST or more, count as zero rows.
     """
 
     def __init__(
-        self, rows: Tensor, columns: list[slice], kept: list[KeptInputs], size: int, losses: Tensor | None = None
+        self, narrow: Tensor, columns: list[slice], kept: list[KeptInputs], size: int, losses: Tensor | None = None
     ):
         # one norm for a whole row, over what is written out and what is kept as factors
-        squares = row_norms(rows).square()
+        squares = row_norms(narrow).square()
         for layer in kept:
             squares = squares + layer.squared_norms()
         norms = squares.sqrt()
         broken = ~(norms < LARGEST)
-        if rows.is_cuda or broken.any():  # a GPU would have to be waited for
-            rows, kept = rows.masked_fill(broken[:, None], 0), [layer.without(broken) for layer in kept]
+        if narrow.is_cuda or broken.any():  # a GPU would have to be waited for
+            narrow, kept = narrow.masked_fill(broken[:, None], 0), [layer.without(broken) for layer in kept]
             norms = torch.where(broken, 0, norms)
-        self.rows, self.columns, self.kept, self.size, self.losses = rows, columns, kept, size, losses
+        self.narrow, self.columns, self.kept, self.size, self.losses = narrow, columns, kept, size, losses
         self._norms = norms
-        self._dense: DenseGradients | None = None
+
+    @cached_property
+    def rows(self) -> Tensor:  # type: ignore[override]
+        """Return all columns [n, p], written out once, since a block is asked for several things that need them."""
+        rows = self.narrow.new_empty(len(self), self.size)
+        parts = self.narrow.split([part.stop - part.start for part in self.columns], 1)
+        for columns, part in zip(self.columns, parts, strict=True):
+            rows[:, columns] = part
+        for layer in self.kept:
+            layer.write(rows)
+        return rows
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.rows.dtype
+        return self.narrow.dtype
 
     def __len__(self) -> int:
-        return len(self.rows)
-
-    def row_norms(self) -> Tensor:  # [n]
-        return self._norms
+        return len(self.narrow)
 
     def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
         # several sums at once are rare, and faster with all columns at hand
         if weights.dim() == 2:
-            return self.dense().combine(weights)
-        total = torch.zeros(self.size, dtype=torch.float64, device=self.rows.device)
-        parts = weighted_sum(self.rows, weights).split([part.stop - part.start for part in self.columns])
+            return super().combine(weights)
+        total = torch.zeros(self.size, dtype=torch.float64, device=self.narrow.device)
+        parts = weighted_sum(self.narrow, weights).split([part.stop - part.start for part in self.columns])
         for columns, part in zip(self.columns, parts, strict=True):
             total[columns] = part
         for layer in self.kept:
             layer.add_sum(total, weights.double())
         return total
 
-    def dense(self) -> DenseGradients:
-        """Return the same with all columns written out."""
-        # written out once, since a block is asked for several such things
-        if self._dense is None:
-            rows = self.rows.new_empty(len(self.rows), self.size)
-            parts = self.rows.split([part.stop - part.start for part in self.columns], 1)
-            for columns, part in zip(self.columns, parts, strict=True):
-                rows[:, columns] = part
-            for layer in self.kept:
-                layer.write(rows)
-            self._dense = DenseGradients(rows, self.losses)
-        return self._dense
-
-    def project(self, basis: Basis) -> Tensor:  # [n, k]
-        return self.dense().project(basis)
-
-    def written_out(self, chosen: Tensor | None = None) -> Tensor:  # [n', p]
-        return self.dense().written_out(chosen)
-
-    def scaled_norms(self, scale: Tensor) -> Tensor:  # [n]
-        return self.dense().scaled_norms(scale)
-
-    def squared_sum(self) -> Tensor:  # [p]
-        return self.dense().squared_sum()
-
-    def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None:
-        self.dense().add_power(total, columns, b)
-
-    def gram(self) -> Tensor:  # [n, n]
-        return self.dense().gram()
-
 
 class BookKeeping(PerExampleGradients):
     """Per-example gradients whose wide layers are kept as factors, if there are any and by_layers knows the
     network; for trainings, whose steps ask for little more than norms and one weighted sum."""
 
-    def __init__(self, model: nn.Module, chunk: int | None = None, names: list[str] | None = None):
-        super().__init__(model, chunk, names)
-        self._wide: dict[str, int] | None = None  # numbers of an example by layer; decided at the first call
+    _wide: dict[str, int] | None = None  # numbers of an example by layer; decided at the first call
 
     def wide(self, x: Tensor, y: Tensor) -> dict[str, int]:
         """Return the layers that are kept as factors, with the numbers that they keep of an example."""
@@ -210,13 +184,13 @@ class BookKeeping(PerExampleGradients):
             keep = dict.fromkeys(wide, NOTHING)
             losses[part] = by_layers(model, x[part], y[part], out, keep)
             passes.append(keep)
-        return LayeredGradients(rows, columns, [self._kept(owner, passes) for owner in wide], self.size, losses)
-
-    def _kept(self, owner: str, passes: list[dict[str, Factors]]) -> KeptInputs:
-        """Join a layer's factors of all passes."""
-        a, e = (torch.cat([factors[owner][i] for factors in passes]) for i in (0, 1))
-        a, e = (part.reshape(len(part), -1, part.shape[-1]) for part in (a, e))
-        return KeptInputs(self.offsets[f"{owner}.weight"], self.offsets.get(f"{owner}.bias"), a, e)
+        # the factors of a layer, of all passes together
+        kept = []
+        for owner in wide:
+            a, e = (torch.cat([factors[owner][i] for factors in passes]) for i in (0, 1))
+            a, e = (part.reshape(len(part), -1, part.shape[-1]) for part in (a, e))
+            kept.append(KeptInputs(self.offsets[f"{owner}.weight"], self.offsets.get(f"{owner}.bias"), a, e))
+        return LayeredGradients(rows, columns, kept, self.size, losses)
 
 
 NOTHING: Factors = (torch.empty(0), torch.empty(0))

@@ -29,14 +29,9 @@ def members(people: Tensor, chosen: Tensor | None) -> tuple[Tensor | None, Tenso
     if chosen is None:
         return None, people
     # people lie one after another, so each has its examples up to where the next one begins
-    ends = people.cumsum(0)
-    return _places(ends[chosen] - people[chosen], people[chosen]), people[chosen]
-
-
-def _places(starts: Tensor, sizes: Tensor) -> Tensor:
-    """Return starts[0], starts[0] + 1, ..., sizes[0] of them, then starts[1], ...: [sum of sizes]."""
+    starts, sizes = people.cumsum(0)[chosen] - people[chosen], people[chosen]
     before = sizes.cumsum(0) - sizes  # in the result, before each person
-    return torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes)
+    return torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes), sizes
 
 
 class PeopleGradients:

@@ -223,8 +223,10 @@ def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | No
     output."""
     if weight is not None and isinstance(layer, nn.Conv2d):
         _convolution(layer, x, at_output, weight)
-    elif weight is not None and isinstance(layer, nn.Linear):
-        _linear(x, at_output, weight)
+    elif weight is not None and isinstance(layer, nn.Linear) and x.dim() == 2:
+        torch.mul(at_output[:, :, None], x[:, None, :], out=weight)
+    elif weight is not None and isinstance(layer, nn.Linear):  # summed over positions
+        torch.bmm(at_output.flatten(1, -2).mT, x.flatten(1, -2), out=weight)
     elif weight is not None and isinstance(layer, nn.Embedding):
         # Equal indices add up.
         indices = x.flatten(1)[:, :, None].expand(-1, -1, at_output.shape[-1])
@@ -363,14 +365,6 @@ def _channels_first(layer: nn.Module) -> bool:
     """Return whether a LayerNorm is of channels of images: timm and torchvision have a subclass for it, each called
     so."""
     return type(layer).__name__ == "LayerNorm2d"
-
-
-def _linear(x: Tensor, g: Tensor, out: Tensor) -> None:
-    """Write out [n, b, a] from the input [n, ..., a] and the output's gradient [n, ..., b], summed over positions."""
-    if x.dim() == 2:
-        torch.mul(g[:, :, None], x[:, None, :], out=out)
-    else:
-        torch.bmm(g.flatten(1, -2).mT, x.flatten(1, -2), out=out)
 
 
 def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:

@@ -32,7 +32,9 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     determined.
     """
     least = max(1e-10, 10 * torch.finfo(gradients.dtype).eps)  # of the largest eigenvalue; below it is rounding
-    if isinstance(gradients, DenseGradients) and is_large(gradients.rows, k):
+    m, p = len(gradients), gradients.rows.shape[1] if type(gradients) is DenseGradients else 0
+    if m >= max(MANY, 30 * k) and p >= BUCKETS * m and gradients.dtype == torch.float32:  # then `davidson` pays
+        assert isinstance(gradients, DenseGradients)
         basis = davidson(gradients.rows, k, least)
         if basis is not None:
             return torch.linalg.qr(basis.double()).Q
@@ -106,12 +108,6 @@ def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
         new = u @ (part / _away(values[:, None] - top, top)) + (residuals - u @ part) / _away(rest - top, top)
 
     return None
-
-
-def is_large(rows: Tensor, k: int) -> bool:
-    """Return whether `davidson` pays for G [m, p]."""
-    m, p = rows.shape
-    return m >= max(MANY, 30 * k) and p >= BUCKETS * m and rows.dtype == torch.float32
 
 
 def _away(difference: Tensor, theta: Tensor) -> Tensor:

@@ -225,23 +225,18 @@ def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
     if norm == Norm.replace and with_weights and mixing():
         raise UsageError("model.norm=replace discards what BatchNorm has learned: set model.norm=freeze")
     if norm == Norm.replace:
-        net = ModuleValidator.fix(_with_separate_activations(net))
+        # timm's layers of BatchNorm and an activation become one of each, which can be replaced
+        from timm.layers import BatchNormAct2d  # type: ignore[attr-defined]
+
+        joined = {name: module for name, module in net.named_modules() if isinstance(module, BatchNormAct2d)}
+        for name, module in joined.items():
+            plain = nn.BatchNorm2d(module.num_features, module.eps, affine=module.affine)
+            net.set_submodule(name, nn.Sequential(plain, module.drop, module.act))
+        net = ModuleValidator.fix(net)
         if mixing():
             raise UsageError("model.norm=replace cannot replace this network's BatchNorm: set model.norm=freeze")
 
     return net.to(memory_format=torch.channels_last)
-
-
-def _with_separate_activations(net: nn.Module) -> nn.Module:
-    """Return the network with timm's layers of BatchNorm and an activation as one of each, which can be replaced."""
-    from timm.layers import BatchNormAct2d  # type: ignore[attr-defined]
-
-    joined = {name: module for name, module in net.named_modules() if isinstance(module, BatchNormAct2d)}
-    for name, module in joined.items():
-        plain = nn.BatchNorm2d(module.num_features, module.eps, affine=module.affine)
-        parent, _, last = name.rpartition(".")
-        setattr(net.get_submodule(parent), last, nn.Sequential(plain, module.drop, module.act))
-    return net
 
 
 def _new_heads(net: nn.Module, classes: int) -> nn.Module:

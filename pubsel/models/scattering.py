@@ -90,20 +90,17 @@ def filters(h: int, w: int, J: int, L: int, device: torch.device) -> Filters:
     pad = ((W - w) // 2, (W - w + 1) // 2, (H - h) // 2, (H - h + 1) // 2)
 
     angles = [(L // 2 - 1 - t) * math.pi / L for t in range(L)]
-    full = [
-        torch.stack([_morlet(H, W, 0.8 * 2**j, angle, 0.75 * math.pi / 2**j, 4 / L) for angle in angles])
-        for j in range(J)
-    ]
+    full = []
+    for j in range(J):
+        # a wave under a Gaussian less what makes its mean 0; in the Fourier domain it is real
+        frequencies = (0.75 * math.pi / 2**j, 0.0)
+        pairs = [[_gabor(H, W, 0.8 * 2**j, angle, xi, 4 / L) for xi in frequencies] for angle in angles]
+        waves = [wave - wave.sum() / envelope.sum() * envelope for wave, envelope in pairs]
+        full.append(torch.stack([torch.fft.fft2(wave).real for wave in waves]))
     psi = {(i, j): _coarser(_coarser(full[j], i, -1), i, -2) for j in range(J) for i in range(j + 1)}
 
     low = [tuple(_smoothing(side, J, j).float().to(device) for side in (H, W)) for j in range(J)]
     return Filters(pad, {at: value.float().to(device) for at, value in psi.items()}, low)  # type: ignore[arg-type]
-
-
-def _morlet(h: int, w: int, sigma: float, angle: float, frequency: float, slant: float) -> Tensor:
-    """Return a wave under a Gaussian less what makes its mean 0, [h, w] in the Fourier domain: it is real there."""
-    wave, envelope = (_gabor(h, w, sigma, angle, xi, slant) for xi in (frequency, 0.0))
-    return torch.fft.fft2(wave - wave.sum() / envelope.sum() * envelope).real
 
 
 def _gabor(h: int, w: int, sigma: float, angle: float, frequency: float, slant: float) -> Tensor:

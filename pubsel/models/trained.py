@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel.messages import UsageError
-from pubsel.settings.keys import Adapters, Lora, Model
+from pubsel.settings.keys import Adapters, Model
 
 WORDS = ("all", "head", "bias", "first_last")
 
@@ -53,7 +53,11 @@ def choose(net: nn.Module, model: Model) -> None:
     """Put in what `model` adds, and let only what it names require gradients: `model.trained`, else the new layers and
     the head, else all. UsageError, with the names that are near, for one that the network does not have."""
     # new layers come first, since `trained` may name them
-    added = add_low_rank(net, model.lora) if model.lora is not None else []
+    added = []
+    if (lora := model.lora) is not None:
+        for name in _ending(net, lora.layers, "model.lora.layers", nn.Linear):
+            net.set_submodule(name, LowRank(net.get_submodule(name), lora.r, lora.alpha))  # type: ignore[arg-type]
+            added += [f"{name}.{part}.weight" for part in ("down", "up")]
     added += add_adapters(net, model.adapters) if model.adapters is not None else []
     if model.trained is not None and not model.trained:
         raise UsageError("model.trained=[]: nothing would train: name layers, or head, bias, first_last, all")
@@ -121,15 +125,6 @@ def heads(net: nn.Module) -> list[str]:
     last = head(net)
     first = last.replace("head_dist", "head")
     return [first, last] if first != last and first in dict(net.named_modules()) else [last]
-
-
-def add_low_rank(net: nn.Module, lora: Lora) -> list[str]:
-    """Put LowRank round each linear layer whose name ends in one of `lora.layers`; return the names of the new
-    parameters."""
-    names = _ending(net, lora.layers, "model.lora.layers", nn.Linear)
-    for name in names:
-        net.set_submodule(name, LowRank(net.get_submodule(name), lora.r, lora.alpha))  # type: ignore[arg-type]
-    return [f"{name}.{part}.weight" for name in names for part in ("down", "up")]
 
 
 def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:

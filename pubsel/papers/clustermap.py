@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas
-import torch
 from matplotlib.figure import Figure
 from scipy.cluster.hierarchy import dendrogram, linkage
 from scipy.spatial.distance import squareform
 
-from pubsel.cell import choose_device, network, use_threads
+from pubsel.cell import choose_device, networks, use_threads
 from pubsel.commands.rank import canonical_rank, distance_of, open_candidates
 from pubsel.data import Split
 from pubsel.distances import Releases
@@ -39,10 +38,7 @@ def matrix(settings: RankConfig) -> pandas.DataFrame:
         task, public = open_candidates(settings, device, Path(kept))
         m, classes = distance.m, max(2, task.classes)
         sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
-
-        def build(i: int) -> torch.nn.Module:
-            return network(settings.model, task, settings.seed + i, settings.data_root).to(device)
-
+        build = networks(settings.model, task, settings.seed, settings.data_root, device)
         key = f"rank {settings.seed}"
         measured = {name: distance.measure(build, split, sets, classes, key) for name, split in sets.items()}
 

@@ -63,62 +63,43 @@ class Curve:
 
     title: str
     algorithms: tuple[str, ...]
-    x: str  # key of the record, or dotted key of its settings
-    line: str  # the same: what a line is
-    by: str  # what selects, of SELECTION
+    x: str = "epsilon"  # key of the record, or dotted key of its settings
+    line: str = "algorithm"  # the same: what a line is
+    by: str = "test"  # what selects, of SELECTION
     over: tuple[str, ...] = RATES  # the settings that are selected
     features: bool = True  # whether a linear classifier on features is meant
     study: str = ""  # the label of OTHERS whose runs alone are drawn; "": those of no such label
 
 
 CURVES = {
-    "pillar_epsilon": Curve(
-        "PILLAR and its baselines against epsilon", PILLAR, "epsilon", "algorithm", "validation", GRID
-    ),
+    "pillar_epsilon": Curve("PILLAR and its baselines against epsilon", PILLAR, by="validation", over=GRID),
     "pillar_k": Curve(
         "PILLAR against the dimension k (its Figures 4, 5)", ("pillar",), "algorithm.k", "epsilon", "validation"
     ),
     "pillar_share": Curve(
-        "PILLAR against the share of private data (its Figure 7)",
-        ("pillar", "dp_sgd"),
-        "pair.private_share",
-        "algorithm",
-        "test",
-        GRID,
+        "PILLAR against the share of private data (its Figure 7)", ("pillar", "dp_sgd"), "pair.private_share", over=GRID
     ),
-    "adamix": Curve("AdaMix and its baselines against epsilon (its Figure 1)", ADAMIX, "epsilon", "algorithm", "test"),
+    "adamix": Curve("AdaMix and its baselines against epsilon (its Figure 1)", ADAMIX),
     "adamix_quantile": Curve(
-        "AdaMix against the clipping quantile (its Figure 7)", ("adamix",), "algorithm.quantile", "epsilon", "test"
+        "AdaMix against the clipping quantile (its Figure 7)", ("adamix",), "algorithm.quantile", "epsilon"
     ),
-    "adamix_sigma": Curve(
-        "AdaMix against the noise (its Figure 8)", ("adamix", "ngd"), "privacy.noise_multiplier", "algorithm", "test"
-    ),
+    "adamix_sigma": Curve("AdaMix against the noise (its Figure 8)", ("adamix", "ngd"), "privacy.noise_multiplier"),
     "adamix_shots": Curve(
         "AdaMix against public examples a class (its Figure 2)",
         ("adamix", "only_public", "fully_private"),
         "pair.shots",
-        "algorithm",
-        "test",
         study=SHOTS,
     ),
     "adamix_domains": Curve(
         "AdaMix with public data of another domain (its Figure 3, right)",
         ("adamix", "only_public", "paragon"),
-        "epsilon",
-        "algorithm",
-        "test",
         study=DOMAINS,
     ),
     "gep_m": Curve(
-        "GEP against the number of public examples (its Table 6)", ("gep",), "pair.m", "public", "test", features=False
+        "GEP against the number of public examples (its Table 6)", ("gep",), "pair.m", "public", features=False
     ),
     "gep_k": Curve(
-        "GEP and B-GEP against the dimension k (GEP, Figure 6)",
-        ("gep", "b_gep"),
-        "algorithm.k",
-        "algorithm",
-        "test",
-        features=False,
+        "GEP and B-GEP against the dimension k (GEP, Figure 6)", ("gep", "b_gep"), "algorithm.k", features=False
     ),
 }
 
@@ -431,15 +412,9 @@ def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:
     for i in range(1, len(spread)):
         spread[i] = max(spread[i], spread[i - 1] + GAP)
 
+    line: dict[str, Any] = {"arrowstyle": "-", "color": "#808080", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
+    how: dict[str, Any] = {"rotation": 30, "rotation_mode": "anchor", "fontsize": 8, "color": INK, "arrowprops": line}
     for name, x, label in zip(places.index, at, spread, strict=True):
-        line: dict[str, Any] = {"arrowstyle": "-", "color": "#808080", "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
-        how: dict[str, Any] = {
-            "rotation": 30,
-            "rotation_mode": "anchor",
-            "fontsize": 8,
-            "color": INK,
-            "arrowprops": line,
-        }
         axis.annotate(short(name), (x, 1), (label, 1.06), "axes fraction", "axes fraction", **how)
 
 

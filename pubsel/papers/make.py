@@ -41,8 +41,8 @@ from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig, neutral
-from pubsel.settings.schema import check
+from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig
+from pubsel.settings.schema import check, neutral
 
 SWEPT = ("run", "rank")
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")
@@ -111,20 +111,16 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
 
         each = "{" in words and command != "more_seeds"  # whose cells are those of all parts
         for part in parts if each and parts else [""]:
-            written = _written(stem, words, {"part": part, **(work.parts.get(part) or {})}) if each else words
+            try:
+                written = words.format(**{"part": part, **(work.parts.get(part) or {})}) if each else words
+            except (KeyError, ValueError, IndexError) as error:
+                raise UserError(f"runs of {stem}: {words}: its parts give no {error}; a brace itself is {{{{") from None
             if command == "make":
                 steps += steps_of(written.strip(), (*within, stem))
             else:
                 steps.append(Step(stem, command, shlex.split(written)))
 
     return [*steps, Step(stem, "table", [stem])] if isinstance(work, Spec) else steps
-
-
-def _written(stem: str, words: str, keys: dict[str, Any]) -> str:
-    try:
-        return words.format(**keys)
-    except (KeyError, ValueError, IndexError) as error:
-        raise UserError(f"runs of {stem}: {words}: its parts give no {error}; a brace itself is {{{{") from None
 
 
 # Which cells a sweep has

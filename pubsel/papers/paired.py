@@ -44,7 +44,6 @@ class Standing(NamedTuple):
     group: Group
     best: Row  # of the others
     behind: float  # points that the reference is below it, on average over the seeds of each; negative: above
-    first: bool  # whether no other row has a higher mean
     near: bool  # whether it is first, or no more than its standard deviation over seeds below
 
 
@@ -112,7 +111,7 @@ def standings(table: Table, without_choice: bool) -> list[Standing]:
             best = max(others, key=lambda row: row.cell.utility()[0])
             mean, std = group.references[0].cell.utility()
             behind = best.cell.utility()[0] - mean
-            places.append(Standing(group, best, behind, behind <= 0, behind <= max(0.0, std or 0.0)))
+            places.append(Standing(group, best, behind, behind <= max(0.0, std or 0.0)))
     return places
 
 
@@ -128,7 +127,7 @@ def paired_summary(table: Table) -> list[str]:
         places = standings(table, without_choice)
         if not places:
             continue
-        first, near = sum(standing.first for standing in places), sum(standing.near for standing in places)
+        first, near = sum(standing.behind <= 0 for standing in places), sum(standing.near for standing in places)
         lines.append(
             f"The reference ({reference_name(table.spec)}) among {among}: first in {first} of {len(places)} cells of "
             f"private data, model and epsilon; first or within one standard deviation, its over seeds, in {near}."

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BEST_K = dataclasses.replace(CURVES["pillar_k"], x="epsilon", line="algorithm", over=GRID)  # the best k as well
-SAMPLES = Curve("Public or private", ("only_public", "fully_private"), "pair.shots", "algorithm", "test", study=SHOTS)
+SAMPLES = Curve("Public or private", ("only_public", "fully_private"), "pair.shots", study=SHOTS)
 MIXED = ("adamix", "adamix_projection", "adamix_clipping", "ngd", "ppgd")  # train on public and private data
 BOOST = dataclasses.replace(SAMPLES, algorithms=("only_public", "paragon", *MIXED))
-STARTS = Curve("AdaMix from several starts", ("adamix_clip", "adamix"), "epsilon", "algorithm", "test")
+STARTS = Curve("AdaMix from several starts", ("adamix_clip", "adamix"))
 # settings in which AdaMix with CLIP differs from AdaMix next to it
 OF_START = "_target_ name class_names text_model text_weights text_scale pretrain_epochs one_pass rank".split()
 LEVELS = ("zero", "language", "public", "language, then public")  # what AdaMix starts from
@@ -203,10 +203,14 @@ def boost(records: list[dict[str, Any]]) -> pandas.DataFrame:
         common = sorted(seeds for seeds in without.keys() & mixed.keys() if seeds[0] in best)
         if common:
             errors = [[1 - utility for utility in (without[seeds], best[seeds[0]], mixed[seeds])] for seeds in common]
-            value, std = _boost(np.array(errors).T)
+            # jackknife: leave out one seed at a time
+            of_seeds, seeds = np.array(errors).T, len(common)
+            left_out = [_ratio(np.delete(of_seeds, i, axis=1)) for i in range(seeds)] if seeds > 1 else []
+            known = bool(left_out) and math.inf not in left_out
+            std = math.sqrt(seeds - 1) * float(np.std(left_out)) if known else math.nan
             epsilon = figures.value(cell, "epsilon")
             row = {"algorithm": cell["algorithm"], "epsilon": epsilon, "x": figures.value(cell, "pair.shots")}
-            row |= {"boost": value, "std": std, "seeds": len(common)}
+            row |= {"boost": _ratio(of_seeds), "std": std, "seeds": seeds}
             entries.append((cell, f"{cell['algorithm']}, {figures.line_name('epsilon', epsilon)}", row))
 
     # a line needs two points
@@ -228,16 +232,8 @@ def _data(cell: TableCell) -> str:
     return json.dumps([cell["public"], cell["model"], pair], sort_keys=True)
 
 
-def _boost(errors: "np.ndarray[Any, Any]") -> tuple[float, float]:
-    """Return the boost and its standard error; `errors`: [public, paragon, method; seeds]."""
-    # jackknife: leave out one seed at a time
-    seeds = errors.shape[1]
-    without = [_ratio(np.delete(errors, i, axis=1)) for i in range(seeds)] if seeds > 1 else []
-    spread = math.sqrt(seeds - 1) * float(np.std(without)) if without and math.inf not in without else math.nan
-    return _ratio(errors), spread
-
-
 def _ratio(errors: "np.ndarray[Any, Any]") -> float:
+    """Return the boost; `errors`: [public, paragon, method; seeds]."""
     public, paragon, method = errors.mean(1)
     return float((public - paragon) / (method - paragon)) if method > paragon else math.inf
 

@@ -13,7 +13,7 @@ from typing import Any
 import pandas
 
 from pubsel.files import write_whole
-from pubsel.messages import UsageError
+from pubsel.messages import UsageError, aligned
 from pubsel.papers import attacked, judged, paired
 from pubsel.papers.attacked import Attacked
 from pubsel.papers.join import Table, belonging, make, table_names
@@ -250,16 +250,10 @@ def _versions(table: Table) -> list[str]:
 
 def text(frame: pandas.DataFrame, title: str = "") -> str:
     """Return the table for the screen, in columns."""
-    # columns are as wide as their widest text
     shown, constant = columns(frame)
     lines = [title] if title else []
     lines += [f"In every row: {', '.join(constant)}"] if constant else []
-    cells = [[column.head, *column.texts()] for column in shown]
-    widths = [max(map(len, cell)) for cell in cells]
-    for row in zip(*cells, strict=True):
-        padded = [value.ljust(width) for value, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
+    return "\n".join([*lines, *aligned(zip(*([column.head, *column.texts()] for column in shown), strict=True))])
 
 
 def _markdown(value: str) -> str:

@@ -88,11 +88,14 @@ def check_delta(
         )
 
 
-def _sentence(guarantee: str, delta: float, n: int) -> tuple[str, dict[str, Any]]:
-    """Return the sentence of a guarantee for n examples, and the record's mark of a weak one."""
-    if not is_weak(delta, n):
-        return guarantee, {}
-    return f"WEAK, since delta is above 1/{n}, which publishing a random example has too: {guarantee}", {"weak": True}
+def _stated(guarantee: str, total: Plan, n: int, secure: bool) -> dict[str, Any]:
+    """Return what all guarantees for n examples state in a record: the sentence, the mark of a weak one, and where the
+    noise is from."""
+    weak = is_weak(total.delta, n)
+    if weak:
+        guarantee = f"WEAK, since delta is above 1/{n}, which publishing a random example has too: {guarantee}"
+    source = "operating system" if secure else "seeded"
+    return {"valid": total.valid, "statement": guarantee, "noise_source": source} | ({"weak": True} if weak else {})
 
 
 def gaussian_delta(epsilon: float, mu: float) -> float:
@@ -410,11 +413,8 @@ def statement(
             f"NOT a valid guarantee for epsilon {total.claimed_epsilon:g}: the published accounting is unsound; "
             f"this noise costs epsilon {total.epsilon:.4g} at delta {total.delta:g}."
         )
-    sound, weak = _sentence(sound, total.delta, examples)
-
     return {
-        "valid": total.valid,
-        **weak,
+        **_stated(sound, total, examples, secure),
         "epsilon": total.epsilon,
         "claimed_epsilon": total.claimed_epsilon,
         "delta": total.delta,
@@ -425,8 +425,6 @@ def statement(
         "noise_multiplier": total.noise_multiplier,
         "sensitivity": sensitivity,
         "accountant": total.accountant,
-        "noise_source": "operating system" if secure else "seeded",
-        "statement": sound,
         "not_covered": _not_covered(secure, distance_used, selected, unit),
         **composition,
     }
@@ -494,17 +492,12 @@ def measurement_statement(
 
     secret = "" if secure else " against whoever does not know the seed"
     guarantee = f"{what} ({plan.epsilon:.4g}, {plan.delta:g})-differentially private{secret}."
-    sentence, weak = _sentence(guarantee, plan.delta, examples)
-
     return {
-        "valid": True,
-        **weak,
         **plan._asdict(),
+        **_stated(guarantee, plan, examples, secure),
         "adjacency": neighbours(unit, kind),
         "sampling": "all examples" if plan.rate == 1 else "Poisson",
         "sensitivity": sensitivity,
-        "noise_source": "operating system" if secure else "seeded",
-        "statement": sentence,
         "not_covered": not_covered,
         **({"unit": unit} if unit else {}),
     }

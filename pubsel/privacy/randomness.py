@@ -9,8 +9,10 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -86,7 +88,8 @@ class Ahead:
 
     def __call__(self, purpose: str, step: int) -> Normals:
         """Return the noise of a step; steps have to be requested in order."""
-        return _Drawn(self, purpose, step)
+        drawn = SimpleNamespace(of_system=self.of_system, standard_normal=partial(self.numbers, purpose, step))
+        return cast(Normals, drawn)
 
     def numbers(self, purpose: str, step: int, n: int) -> NDArray[np.float64]:
         # a step that was not foreseen, after a resume, is drawn at once
@@ -98,21 +101,6 @@ class Ahead:
         if step + 1 < self._steps:
             self._next = (step + 1, n, self._thread.submit(self._secret(purpose, step + 1).standard_normal, n))
         return drawn
-
-
-class _Drawn(NamedTuple):
-    """The noise of one step of `ahead`."""
-
-    ahead: Ahead
-    purpose: str
-    step: int
-
-    @property
-    def of_system(self) -> bool:
-        return self.ahead.of_system
-
-    def standard_normal(self, n: int, /) -> NDArray[np.float64]:
-        return self.ahead.numbers(self.purpose, self.step, n)
 
 
 def of_system(source: Normals) -> bool:

@@ -78,29 +78,19 @@ def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
 
         preprocessing, source = described(settings.backbone)
 
+    # what gives the logits: a layer of the network, or the linear classifier after what is frozen
+    head: dict[str, Any] = {"kind": "part of the network", "outputs": len(facts["classes"])}
+    if not isinstance(whole, models.Network):
+        linear = next(module for module in whole.modules() if isinstance(module, nn.Linear))
+        added = ", added to the logits of a classifier of public examples" * isinstance(linear, OffsetLinear)
+        head = {"kind": f"linear{added}", "inputs": linear.in_features, "outputs": linear.out_features}
+        head |= {"bias": linear.bias is not None, "after": facts["frozen"]}
+
     return facts | {
         "model": without_paths(facts["model"]),
         "preprocessing": preprocessing,
         "backbone_source": source,
-        "head": head_facts(whole, facts),
-    }
-
-
-def head_facts(whole: nn.Module, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what gives the logits: the last linear layer, or the network as a whole."""
-    # the head of a trained network is one of its layers
-    if isinstance(whole, models.Network):
-        return {"kind": "part of the network", "outputs": len(facts["classes"])}
-    linear = next(module for module in whole.modules() if isinstance(module, nn.Linear))
-    kind = "linear"
-    if isinstance(linear, OffsetLinear):
-        kind = "linear, added to the logits of a classifier of public examples"
-    return {
-        "kind": kind,
-        "inputs": linear.in_features,
-        "outputs": linear.out_features,
-        "bias": linear.bias is not None,
-        "after": facts["frozen"],
+        "head": head,
     }
 
 

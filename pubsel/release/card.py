@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context, Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -225,13 +226,13 @@ def _published(model: dict[str, Any]) -> bool:
 def _named(public: Any, private: str) -> str:
     """Return the name of public data, joined by + if there are several; of a path, only its last part. The name of
     private data that are given by a path never appears."""
-    return " + ".join(_name_of(str(name), private) for name in public_sets(public))
-
-
-def _name_of(name: str, private: str) -> str:
-    if not is_path(private) or short_name(name) != short_name(private):
-        return short_name(name)
-    return "a part of the private data" if _same(name, private) else "public images, which their owner does not name"
+    names = []
+    for name in map(str, public_sets(public)):
+        same = (
+            "a part of the private data" if _same(name, private) else "public images, which their owner does not name"
+        )
+        names.append(same if is_path(private) and short_name(name) == short_name(private) else short_name(name))
+    return " + ".join(names)
 
 
 def code_of(statement: Statement) -> str:
@@ -252,33 +253,20 @@ def network_of(model: dict[str, Any]) -> str:
     return f"the network {name}" + (f", of which {', '.join(trained)} is trained" if trained else "")
 
 
-def figures(statement: Statement) -> list[tuple[str, tuple[str, str, str]]]:
+def figures(statement: Statement) -> tuple[list[tuple[str, list[str]]], int]:
     """Return the figures of the measurement by name, each with estimate and ends of its interval in percent: those of
-    the whole, then those of each class or label, at most SHOWN of them, without those that are wider than WIDEST."""
-    whole, of_each = _measured(statement)
-    rows = whole + [(name, values) for name, values in of_each if values[2] - values[1] <= WIDEST]
-    return [(name, tuple(f"{100 * value:.1f}" for value in values)) for name, values in rows]  # type: ignore[misc]
-
-
-def too_wide(statement: Statement) -> int:
-    """Return how many figures are left out, since their interval says next to nothing."""
-    return sum(values[2] - values[1] > WIDEST for _, values in _measured(statement)[1])
-
-
-Figures = list[tuple[str, list[float]]]  # estimate and interval, by name
-
-
-def _measured(statement: Statement) -> tuple[Figures, Figures]:
-    """Return the figures of the whole, which are all shown: an accuracy without its balanced accuracy would hide a rare
-    class; and those of each class or label."""
-    whole, of_each = Figures(), Figures()
+    the whole, all of them, since an accuracy without its balanced accuracy would hide a rare class; then those of each
+    class or label, at most SHOWN. And how many are left out, wider than WIDEST: they say next to nothing."""
+    whole, of_each = [], []
     for name, (estimate, low, high) in (statement.quality or {"figures": {}})["figures"].items():
         if not isinstance(estimate, list):
             whole.append((name.replace("_", " "), [estimate, low, high]))
         elif len(estimate) > 1:  # two classes have one AUC, which is above
             each = zip(statement.facts["classes"], estimate, low, high, strict=True)
             of_each += [(f"{name.partition(' of each ')[0]} of {label}", values) for label, *values in each][:SHOWN]
-    return whole, of_each
+    narrow = [(name, values) for name, values in of_each if values[2] - values[1] <= WIDEST]
+    rows = [(name, [f"{100 * value:.1f}" for value in values]) for name, values in [*whole, *narrow]]
+    return rows, len(of_each) - len(narrow)
 
 
 def config(statement: Statement) -> dict[str, Any]:
@@ -339,11 +327,6 @@ def above(value: float) -> str:
     return f"{float(up.plus(Decimal(repr(float(value))))):.4g}"
 
 
-def plain_text(text: str) -> str:
-    """Return a text so that Markdown shows it as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&-])", r"\\\1", " ".join(text.split()))
-
-
 def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -354,7 +337,10 @@ def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"plain": plain_text, "above": above, "short": lambda value: f"{value:.4g}"}
+    # Markdown shows a text as it is
+    plain = partial(re.sub, r"([\\`*_{}\[\]<>()#+!|~&-])", r"\\\1")
+    environment.filters["plain"] = lambda text: plain(" ".join(text.split()))
+    environment.filters |= {"above": above, "short": lambda value: f"{value:.4g}"}
     environment.globals |= {
         "SHOWN": SHOWN,
         "LARGEST": LARGEST,
@@ -363,6 +349,5 @@ def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -
         "VERSION": __version__,
         "figures": figures,
         "in_a_sentence": in_a_sentence,
-        "too_wide": too_wide,
     }
     return environment.get_template(name).render(statement=statement, code=code_of(statement), **values).strip() + "\n"

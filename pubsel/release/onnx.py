@@ -42,7 +42,7 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any]) -> bytes:
     x = example_input(whole.eval(), facts)
     name = "images" if x.dtype == torch.uint8 else "features"
     try:
-        with _quiet(), _one_precision():
+        with _exporting():
             program = torch.onnx.export(
                 whole,
                 (torch.cat([x, x]),),
@@ -93,8 +93,13 @@ def _reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch's messages on its steps off the screen."""
+def _exporting() -> Iterator[None]:
+    """Keep torch's messages on its steps off the screen, and give all layers of cuDNN one precision, without which it
+    follows no network: a training in this process may have set that of convolutions alone. Nothing is computed on a GPU
+    meanwhile."""
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = convolutions.fp32_precision
+    torch.backends.cudnn.allow_tf32 = True
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -102,16 +107,4 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-@contextlib.contextmanager
-def _one_precision() -> Iterator[None]:
-    """Give all layers of cuDNN one precision, without which torch follows no network: a training in this process may
-    have set that of convolutions alone. Nothing is computed on a GPU meanwhile."""
-    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = convolutions.fp32_precision
-    torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
         convolutions.fp32_precision = before

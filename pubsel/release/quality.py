@@ -468,7 +468,12 @@ def _mean(ratio: Ratio, together: bool) -> Estimate:
     likely = _within(ratio, DEVIATIONS)
     ends = [_end(ratio.estimate, ratio.estimate + far, likely) for far in (-FAR, FAR)]
     bounded = (ends[0] > ratio.estimate - FAR) & (ends[1] < ratio.estimate + FAR)
-    estimates = np.where(bounded, ratio.estimate - _bias(ratio), ratio.estimate.clip(0, 1))
+    # The noise of R shifts T / R, which a mean of many ratios would keep: to second order by (p Var(R) - Cov(T, R)) /
+    # R^2 (Cochran 1977, Sampling Techniques, Section 6.8), half the derivative by p of Var(T - p R); here a difference.
+    step = 1e-3
+    after, before = ratio.moment(ratio.estimate + step), ratio.moment(ratio.estimate - step)
+    bias = (after.noise - before.noise) / (4 * step * np.maximum(after.slope, 1e-99) ** 2)
+    estimates = np.where(bounded, ratio.estimate - bias, ratio.estimate.clip(0, 1))
 
     at = ratio.moment(estimates.clip(0, 1))
     sampled = np.sqrt(at.sampling / (at.sampling + at.noise))  # the share of sampling in the deviation
@@ -484,16 +489,3 @@ def _mean(ratio: Ratio, together: bool) -> Estimate:
     high = distance(np.where(bounded, ends[1] - ratio.estimate, 1 - estimates))
     estimate = estimates.mean(-1).clip(0, 1)
     return Estimate(estimate, (estimate - low).clip(0), (estimate + high).clip(None, 1))
-
-
-def _bias(ratio: Ratio) -> Array:
-    """Return by how much the noise of R shifts T / R, to second order; a mean of many ratios would keep it.
-
-    It is (p Var(R) - Cov(T, R)) / R^2 (Cochran 1977, Sampling Techniques, Section 6.8), and the numerator is half the
-    derivative by p of Var(T - p R).
-    """
-    # a central difference of the variance of the noise
-    step = 1e-3
-    after, before = ratio.moment(ratio.estimate + step), ratio.moment(ratio.estimate - step)
-    bias: Array = (after.noise - before.noise) / (4 * step * np.maximum(after.slope, 1e-99) ** 2)
-    return bias

@@ -109,7 +109,9 @@ def nearest_in(shard: Part, clusters: Clusters, kept: Path | None, progress: Pro
     if kept is None:
         return _nearest(shard, clusters, progress), True
 
-    file, key = _file(shard, kept), _digest(clusters)
+    # its name has a digest, since shards of two folders may have the same name
+    name = re.sub(r"\W+", "_", shard.path.stem) + "_" if isinstance(shard, Shard) else ""
+    file, key = kept / f"nearest_{name}{digest_of({'shard': _stamp(shard)})}.npy", _digest(clusters)
     if (before := _read(file, shard, key)) is not None:
         progress.add(shard.n, at_once=True)
         return before, False
@@ -142,13 +144,6 @@ def _nearest(shard: Part, clusters: Clusters, progress: ProgressLine) -> Nearest
         at += len(block)
         progress.add(len(block))
     return nearest
-
-
-def _file(shard: Part, kept: Path) -> Path:
-    """Return where the assignment of a shard is kept. Its name has a digest, since shards of two folders may have the
-    same name."""
-    name = re.sub(r"\W+", "_", shard.path.stem) + "_" if isinstance(shard, Shard) else ""
-    return kept / f"nearest_{name}{digest_of({'shard': _stamp(shard)})}.npy"
 
 
 def _read(file: Path, shard: Part, key: str) -> Nearest | None:

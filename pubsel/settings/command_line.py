@@ -7,6 +7,8 @@ import re
 import shlex
 import unicodedata
 from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from pubsel.messages import UsageError
@@ -59,11 +61,14 @@ def overrides(settings: Mapping[str, Any], free: tuple[str, ...] = ()) -> list[s
 
 
 def written(value: Any) -> str:
-    """Return a JSON value in Hydra's grammar of overrides; no part of a text is an interpolation."""
+    """Return a JSON value, a path or a member of an Enum in Hydra's grammar of overrides; no part of a text is an
+    interpolation."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{written(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ",".join(map(written, value)) + "]"
+    if isinstance(value, Path | Enum):
+        value = value.name if isinstance(value, Enum) else str(value)
     if not isinstance(value, str):
         return json.dumps(value)
     if value == "inf" or (PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT):

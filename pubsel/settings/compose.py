@@ -6,7 +6,6 @@ import contextlib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,6 @@ def _value(word: str, text: str) -> Any:
 @contextlib.contextmanager
 def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> Iterator[DictConfig]:
     import hydra
-    from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
 
@@ -91,28 +89,35 @@ def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> 
 
         pubsel_launchers.register()
 
-    # Hydra has one of each at a time, that of the command which runs included.
-    state, running = GlobalHydra.instance(), HydraConfig.instance()
-    hydra_before, before = state.hydra, running.cfg
-    state.clear()
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
-            whole = hydra.compose(command, [*words, search], return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UsageError(explained(error)) from None
-    except ValueError as error:  # of an override
-        raise UsageError(f"{error}; pubsel {command} --help lists the keys") from None
-    finally:
-        state.hydra = hydra_before
+    with another():
+        try:
+            with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
+                whole = hydra.compose(command, [*words, search], return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UsageError(explained(error)) from None
+        except ValueError as error:  # of an override
+            raise UsageError(f"{error}; pubsel {command} --help lists the keys") from None
 
-    # What asks Hydra for the folders of options gets those of this command while it is open.
-    running.set_config(whole)
-    try:
+        # What asks Hydra for the folders of options gets those of this command while it is open.
+        HydraConfig.instance().set_config(whole)
         with open_dict(whole):
             del whole["hydra"]
         yield whole
+
+
+@contextlib.contextmanager
+def another() -> Iterator[None]:
+    """Make room for another command of Hydra inside: it has one at a time, and the one that runs gets its own back."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    state, running = GlobalHydra.instance(), HydraConfig.instance()
+    before = state.hydra, running.cfg
+    state.clear()
+    try:
+        yield
     finally:
-        running.cfg = before
+        state.hydra, running.cfg = before
 
 
 def renamed(command: str, words: Sequence[str]) -> list[str]:
@@ -141,17 +146,8 @@ def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
         if isinstance(value, Mapping):
             words += words_of(value, f"{prefix}{key}.")
         else:
-            words.append(f"{prefix}{key}={written(_plain(value))}")
+            words.append(f"{prefix}{key}={written(value)}")
     return words
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as a JSON type."""
-    if isinstance(value, Path | Enum):
-        return value.name if isinstance(value, Enum) else str(value)
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    return value
 
 
 def _quoted(word: str) -> str:

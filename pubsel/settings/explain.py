@@ -18,7 +18,7 @@ from omegaconf import MISSING
 from pubsel.settings import CONF, own_folders
 from pubsel.settings.command_line import written
 from pubsel.settings.methods import targets
-from pubsel.settings.schema import LIMITS
+from pubsel.settings.schema import LIMITS, settings_group
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
 REQUIRED = "???"  # the value of a setting that is required, as Hydra writes it
@@ -63,9 +63,11 @@ def sections(
     settings: list[Setting] = []
     inner: list[Section] = []
     for field in dataclasses.fields(schema):
-        value = values.get(field.name, _default(field))
-        group = next((t for t in (field.type, *get_args(field.type)) if dataclasses.is_dataclass(t)), None)
-        below = f"{prefix}{field.name}"
+        group, below = settings_group(field.type), f"{prefix}{field.name}"
+        value = values.get(field.name, field.default)
+        # a group has no default: each of its settings has its own
+        if field.name not in values and field.default_factory is not dataclasses.MISSING and group is None:
+            value = field.default_factory()
         is_method = isinstance(value, Mapping) and "_target_" in value
 
         # a class that is not imported shows its values only: to import one runs the code of its module
@@ -74,10 +76,9 @@ def sections(
             known_keys = [s._replace(key=f"{below}.{s.key}", added=s.key not in value) for s in section.settings]
             inner.append(Section(below, section.about, option_names(below, folders), known_keys))
         elif is_method:
-            shown = [
-                Setting(f"{below}.{key}", "", "", type_text(v), False) for key, v in value.items() if key != "_target_"
-            ]
-            inner.append(Section(below, "", option_names(below, folders), shown))
+            shown = {f"{below}.{key}": type_text(given) for key, given in value.items() if key != "_target_"}
+            settings_of = [Setting(key, "", "", text, False) for key, text in shown.items()]
+            inner.append(Section(below, "", option_names(below, folders), settings_of))
         elif group is not None:
             inner += sections(group, value if isinstance(value, Mapping) else {}, folders, methods, below)
 
@@ -86,13 +87,6 @@ def sections(
             settings.append(Setting(below, *words, field.metadata.get("neutral", False)))
 
     return [Section(name, about(schema), option_names(name, folders), settings), *inner]
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field; of a group of settings none, since each of them has its own."""
-    if field.default_factory is dataclasses.MISSING or dataclasses.is_dataclass(field.type):
-        return field.default
-    return field.default_factory()
 
 
 def about(schema: Any) -> str:
@@ -177,7 +171,12 @@ def help_text(
     # with a chosen option only its group is explained: the help of all keys is hundreds of lines
     shown = [section for section in every if section.name.partition(".")[0] in chosen]
     if shown:
-        parts = [_chosen(group, option, folders, width) for group, option in chosen.items()]
+        # an option is described by the comment at the top of its file
+        parts = []
+        for group, option in chosen.items():
+            path = next((path for folder in folders if (path := folder / group / f"{option}.yaml").is_file()), None)
+            title = heading(path) if path else ""
+            parts.append(textwrap.fill(f"{group}={option}: {title}" if title else f"{group}={option}", width) + "\n")
         return "\n".join([*parts, *(_section(section, width) for section in shown)])
 
     # Experiments set keys of several groups, so they are listed before all of these.
@@ -191,13 +190,6 @@ def help_text(
     end = "A setting is given as KEY=VALUE, without spaces. --cfg job prints those that a command would use"
     end += f"; --help {groups[-1]}=NAME explains {groups[-1]}=NAME alone." if groups else "."
     return "\n".join([*parts, textwrap.fill(end, width)])
-
-
-def _chosen(group: str, option: str, folders: tuple[Path, ...], width: int) -> str:
-    """Return how the file of an option describes it."""
-    path = next((path for folder in folders if (path := folder / group / f"{option}.yaml").is_file()), None)
-    title = heading(path) if path else ""
-    return textwrap.fill(f"{group}={option}: {title}" if title else f"{group}={option}", width) + "\n"
 
 
 def _options(group: str, names: list[str], width: int) -> str:

@@ -68,6 +68,11 @@ By = Enum("By", ["gsd", "coverage"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
+ABOUT_LABELS = (
+    "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
+    "are, else random"
+)
+ABOUT_DISTANCE = "the distance to measure between private and public data, and its settings; null: none"
 ABOUT_LIKE = "file or name of a record: start from its settings; what else the command line gives replaces them"
 
 
@@ -431,9 +436,7 @@ class RunConfig(Common):
     pair: Pair = field(default_factory=Pair)
     model: Model = field(default_factory=Model)
     algorithm: dict[str, Any] = field(default_factory=dict)
-    distance: dict[str, Any] | None = setting(
-        "the distance to measure between private and public data, and its settings; null: none"
-    )
+    distance: dict[str, Any] | None = setting(ABOUT_DISTANCE)
     privacy: Privacy = field(default_factory=Privacy)
     training: Training = field(default_factory=Training)
     epsilon_select: float | None = setting(
@@ -481,9 +484,7 @@ class RankConfig(Common, Read):
     )
     convert: Convert = setting(ABOUT_CONVERT)
     model: Model = field(default_factory=Model)
-    distance: dict[str, Any] | None = setting(
-        "the distance to measure between private and public data, and its settings; null: none"
-    )
+    distance: dict[str, Any] | None = setting(ABOUT_DISTANCE)
     epsilon_select: float | None = setting(
         "choose one candidate with this epsilon, and show only its name; null: show the distances, which are not "
         "private",
@@ -522,9 +523,7 @@ class AttackConfig(Common):
         "gsd_white_box: in each trial, number of examples attacked by someone who knows all others", at_least=1
     )
     model: Model = field(default_factory=Model)
-    distance: dict[str, Any] | None = setting(
-        "the distance to measure between private and public data, and its settings; null: none"
-    )
+    distance: dict[str, Any] | None = setting(ABOUT_DISTANCE)
 
     def __post_init__(self) -> None:
         self.public = candidates_of("public", self.public)
@@ -733,15 +732,6 @@ def public_sets(public: str | list[str] | None) -> list[str]:
 def _typed(value: Any) -> str:
     """Format a value as it is typed on the command line."""
     return json.dumps(value, default=str).replace('"', "").replace(", ", ",")
-
-
-def neutral(schema: Any, prefix: str = "") -> list[str]:
-    """List the dotted keys of a dataclass of settings that cannot change a result."""
-    keys = []
-    for f in dataclasses.fields(schema):
-        keys += [f"{prefix}{f.name}"] if f.metadata.get("neutral") else []
-        keys += neutral(f.type, f"{prefix}{f.name}.") if dataclasses.is_dataclass(f.type) else []
-    return keys
 
 
 def of_run(settings: RunConfig) -> RunConfig:

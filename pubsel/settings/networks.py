@@ -41,28 +41,18 @@ def check_network(key: str, architecture: str, options: Mapping[str, Any]) -> No
     for name, value in options.items():
         if name not in OPTIONS:
             raise UsageError(f"{shown}: none of what may be set is {name[:30]}: {', '.join(sorted(OPTIONS))}")
-        if not _fits(name, value):
-            raise UsageError(f"{shown}: {name} must be {_range(name)}")
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name in SWITCHES:
-        return isinstance(value, bool)
-    if name in WORDS:
-        return value is None or (isinstance(value, str) and WORD.fullmatch(value) is not None)
-    if name in SHARES:
-        return _is_number(value, int | float) and 0 <= value <= SHARES[name]
-    several = value if isinstance(value, list | tuple) else [value]
-    return 0 < len(several) <= FEW and all(_is_number(each, int) and 0 <= each <= SIZES[name] for each in several)
-
-
-def _is_number(value: Any, kind: Any) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _range(name: str) -> str:
-    if name in SIZES:
-        return f"a whole number, or up to {FEW} of them, from 0 to {SIZES[name]:,}"
-    if name in SHARES:
-        return f"a number from 0 to {SHARES[name]}"
-    return "true or false" if name in SWITCHES else "a word"
+        several = value if isinstance(value, list | tuple) else [value]
+        if name in SWITCHES:
+            fits, what = isinstance(value, bool), "true or false"
+        elif name in WORDS:
+            fits, what = value is None or (isinstance(value, str) and WORD.fullmatch(value) is not None), "a word"
+        elif name in SHARES:
+            fits, what = (
+                type(value) in (int, float) and 0 <= value <= SHARES[name],
+                f"a number from 0 to {SHARES[name]}",
+            )
+        else:
+            fits = 0 < len(several) <= FEW and all(type(each) is int and 0 <= each <= SIZES[name] for each in several)
+            what = f"a whole number, or up to {FEW} of them, from 0 to {SIZES[name]:,}"
+        if not fits:
+            raise UsageError(f"{shown}: {name} must be {what}")

@@ -85,11 +85,14 @@ def output(to: str, inputs: Iterable[Path] = ()) -> Output:
     disk, or a file of `inputs`; UserError if it cannot be written."""
     named = Path(to).expanduser()
     try:
-        descriptor = 1 if to == STDOUT else _descriptor(named)
-        there = _status(named) if descriptor is None else os.fstat(descriptor)
+        descriptor, there = 1 if to == STDOUT else _descriptor(named), None
+        with suppress(FileNotFoundError):
+            there = os.stat(named) if descriptor is None else os.fstat(descriptor)
         # an input is recognised by its file, since a link may have any name
-        if there is not None:
-            _check_inputs(to, there, inputs)
+        for path in inputs:
+            with suppress(OSError):
+                if there is not None and os.path.samestat(there, os.stat(path)):
+                    raise UsageError(f"to={to}: this is {path}, which the command reads: name another file")
         if descriptor is not None:
             if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                 raise PermissionError(errno.EACCES, "open for reading only")
@@ -143,22 +146,6 @@ def check_folder(to: str, results: str, inputs: Iterable[str] = ()) -> None:
         _probe(target)
     except OSError as error:
         raise cannot_write(f"to={to}", error) from None
-
-
-def _check_inputs(to: str, there: os.stat_result, inputs: Iterable[Path]) -> None:
-    """Raise UsageError if a file is one of the inputs, under whatever name."""
-    for path in inputs:
-        with suppress(OSError):
-            if os.path.samestat(there, os.stat(path)):
-                raise UsageError(f"to={to}: this is {path}, which the command reads: name another file")
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Return the status of the file behind a path; None if there is none yet."""
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return None
 
 
 def _probe(place: Path) -> None:

@@ -7,7 +7,7 @@ import marshal
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, fields
 from enum import Enum
 from functools import cache
@@ -108,9 +108,11 @@ def literal(values: dict[str, Any], file: Any) -> dict[str, Any]:
 
 def _fault(schema: Any, error: OmegaConfBaseException, prefix: str) -> str:
     """Return what is wrong with the values of `schema`, in a line that names the key."""
-    inner = str(error.full_key or "")
-    key, siblings = f"{prefix}{inner}".strip("."), _siblings(schema, inner)
-    name = inner.split(".")[-1]
+    # a free mapping has keys of any name, so none is a misspelling
+    parent, _, name = str(error.full_key or "").rpartition(".")
+    beside = {key: f for key, f in walk(schema) if key.rpartition(".")[0] == parent}
+    siblings = {key.rpartition(".")[2]: f.metadata.get("about", "") for key, f in beside.items()}
+    key = f"{prefix}{error.full_key or ''}".strip(".")
 
     if isinstance(error, MissingMandatoryValue):
         return f"{key} has no value: give {key}=..."
@@ -139,14 +141,28 @@ def nearest(typed: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
-def keys_of(schema: Any, prefix: str = "") -> list[str]:
+def settings_group(kind: Any) -> Any:
+    """Return the dataclass that a type is, or that a union has; None if it is no group of settings."""
+    parts = get_args(kind) if get_origin(kind) in UNIONS else (kind,)
+    return next((part for part in parts if dataclasses.is_dataclass(part)), None)
+
+
+def walk(schema: Any, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Yield the dotted keys of a dataclass of settings with their fields, each group before the keys in it."""
+    for f in fields(schema):
+        yield f"{prefix}{f.name}", f
+        if inner := settings_group(f.type):
+            yield from walk(inner, f"{prefix}{f.name}.")
+
+
+def keys_of(schema: Any) -> list[str]:
     """Return the dotted keys of a dataclass of settings, with those of groups."""
-    keys = []
-    for f in dataclasses.fields(schema):
-        keys.append(f"{prefix}{f.name}")
-        inner = next((t for t in (f.type, *get_args(f.type)) if dataclasses.is_dataclass(t)), None)
-        keys += keys_of(inner, f"{prefix}{f.name}.") if inner else []
-    return keys
+    return [key for key, _ in walk(schema)]
+
+
+def neutral(schema: Any) -> list[str]:
+    """Return the dotted keys of a dataclass of settings that cannot change a result."""
+    return [key for key, f in walk(schema) if f.metadata.get("neutral")]
 
 
 def lists(schema: Any) -> set[str]:
@@ -154,26 +170,9 @@ def lists(schema: Any) -> set[str]:
     return {f.name for f in fields(schema) if any(get_origin(t) is list for t in (f.type, *get_args(f.type)))}
 
 
-def texts(schema: Any, prefix: str = "") -> set[str]:
+def texts(schema: Any) -> set[str]:
     """Return the dotted keys of a dataclass of settings whose values are texts, or lists of texts, and no numbers."""
-    keys = set[str]()
-    for f in fields(schema):
-        kinds = {kind for kind in get_args(f.type) or (f.type,) if kind is not NoneType}
-        if dataclasses.is_dataclass(f.type):
-            keys |= texts(f.type, f"{prefix}{f.name}.")
-        elif kinds <= {str, list[str]}:
-            keys.add(f"{prefix}{f.name}")
-    return keys
-
-
-def _siblings(schema: Any, key: str) -> dict[str, str]:
-    """Return the names and meanings of the keys next to the dotted `key`; none if a free mapping holds it."""
-    # a free mapping has keys of any name, so none is a misspelling
-    fields = dataclasses.fields(schema) if dataclasses.is_dataclass(schema) else ()
-    first, _, rest = key.partition(".")
-    if rest:
-        return _siblings(next((f.type for f in fields if f.name == first), None), rest)
-    return {f.name: f.metadata.get("about", "") for f in fields}
+    return {key for key, f in walk(schema) if {*(get_args(f.type) or (f.type,))} - {NoneType} <= {str, list[str]}}
 
 
 def _check_ranges(node: Any, prefix: str) -> None:
@@ -247,10 +246,9 @@ def _kinds(schema: Any) -> tuple[dict[str, tuple[tuple[Any, ...], Any, Fits]], t
     kinds = {}
     for f in fields(schema):
         parts = get_args(f.type) if get_origin(f.type) in UNIONS else (f.type,)
-        inner = next((part for part in parts if dataclasses.is_dataclass(part)), None)
         other = [part for part in parts if part not in PLAIN]
         fit = fits(other[0] if len(other) == 1 else f.type)
-        kinds[f.name] = tuple(part for part in parts if part in PLAIN), inner, fit
+        kinds[f.name] = tuple(part for part in parts if part in PLAIN), settings_group(f.type), fit
     needed = (f.name for f in fields(schema) if f.default is f.default_factory is dataclasses.MISSING)
     return kinds, tuple(needed)
 

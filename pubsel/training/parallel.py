@@ -60,7 +60,14 @@ class Leader(OneProcess):
         device = next(view.model.parameters()).device
         shapes = [(values.shape, values.dtype) for values in private]
         job = Assignment(
-            _packed(view), self.names, algorithm, name, chunk, device.type, torch.get_num_threads(), shapes
+            _placed(view, torch.device("cpu")),
+            self.names,
+            algorithm,
+            name,
+            chunk,
+            device.type,
+            torch.get_num_threads(),
+            shapes,
         )
 
         # helpers hold their part of the examples for the whole training: only samples are sent later
@@ -142,7 +149,14 @@ def _assist(job: Assignment) -> None:
     """Help with one training."""
     # examples arrive once; what fails here must fail in every process
     rank, size = torchrun.place()
-    private = Split(*(_part_received(shape, dtype, rank, size) for shape, dtype in job.private))
+    parts = []
+    for shape, dtype in job.private:
+        values = torch.empty(len(range(rank, shape[0], size)), *shape[1:], dtype=dtype)
+        with _talking():
+            for piece in _pieces(values):
+                dist.recv(piece, 0)
+        parts.append(values)
+    private = Split(*parts)
     view, private = together(lambda: _unpacked(job, private))
     weights = flat([view.model.get_parameter(name) for name in job.names])
 
@@ -205,10 +219,11 @@ def together(work: Callable[[], T]) -> T:
     """Return the result of `work`, once it has succeeded in every process. If it fails in one, the leader raises its
     error, or else UserError with that of the first other process that failed, whose traceback goes into the log."""
     failure: Exception | None = None
+    described: tuple[str, str] | None = None
     try:
         result = work()
     except Exception as error:
-        failure = error
+        failure, described = error, (str(error), "")
 
     # every process learns whether one of them failed
     rank, size = torchrun.place()
@@ -218,7 +233,11 @@ def together(work: Callable[[], T]) -> T:
         if not failed:
             return result
         reasons: list[Any] = [None] * size
-        dist.all_gather_object(reasons, failure and _described(failure))
+        # an error in one line, and where it comes from
+        if failure is not None and not isinstance(failure, UserError):
+            first = f"{type(failure).__name__}: {str(failure).partition(chr(10))[0]}"
+            described = first, "".join(traceback.format_exception(failure))
+        dist.all_gather_object(reasons, described)
 
     if rank > 0:
         raise _Left
@@ -229,14 +248,6 @@ def together(work: Callable[[], T]) -> T:
     reason, trace = reasons[number]
     log(trace)
     raise UserError(f"process {number} of {size}: {reason}")
-
-
-def _described(error: Exception) -> tuple[str, str]:
-    """Return an error in one line, and where it comes from."""
-    if isinstance(error, UserError):
-        return str(error), ""
-    first = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first}", "".join(traceback.format_exception(error))
 
 
 # Between processes: tensors on a CPU by gloo, those on GPUs by NCCL
@@ -291,23 +302,13 @@ def _pieces(values: Tensor) -> tuple[Tensor, ...]:
     return values.split(max(1, PIECE // row)) if len(values) else ()
 
 
-def _part_received(shape: torch.Size, dtype: torch.dtype, rank: int, size: int) -> Tensor:
-    """Return this process's share of private values [n, ...], from the leader."""
-    values = torch.empty(len(range(rank, shape[0], size)), *shape[1:], dtype=dtype)
-    with _talking():
-        for piece in _pieces(values):
-            dist.recv(piece, 0)
-    return values
-
-
-def _packed(view: View) -> View:
-    """Return what can be sent of a view."""
-    public = None if view.public is None else Split(*(values.cpu() for values in view.public))
-    start = None if view.start is None else view.start.cpu()
+def _placed(view: View, device: torch.device) -> View:
+    """Return a view with its tensors on a device, without what cannot be sent: the engine and random streams."""
     nothing: Any = None
-    return view._replace(
-        model=copy.deepcopy(view.model).cpu(), gradients=nothing, random=nothing, public=public, start=start
-    )
+    public = None if view.public is None else Split(*(values.to(device) for values in view.public))
+    start = None if view.start is None else view.start.to(device)
+    model = copy.deepcopy(view.model).to(device)
+    return view._replace(model=model, public=public, start=start, gradients=nothing, random=nothing)
 
 
 def _unpacked(job: Assignment, private: Split) -> tuple[View, Split]:
@@ -321,12 +322,8 @@ def _unpacked(job: Assignment, private: Split) -> tuple[View, Split]:
         )
 
     device = torch.device("cuda", number) if job.device == "cuda" else torch.device("cpu")
-    view = job.view._replace(model=job.view.model.to(device), random=public_stream(job.name))
+    view = _placed(job.view, device)
     gradients = engine(view.model, job.chunk)
     assert list(gradients.offsets) == job.names  # else the columns of the sum would be others than the leader's
-
-    # public data and start as they were sent, on this process's device
-    public = None if view.public is None else Split(*(values.to(device) for values in view.public))
-    start = None if view.start is None else view.start.to(device)
-    view = view._replace(gradients=gradients, public=public, start=start)
+    view = view._replace(gradients=gradients, random=public_stream(job.name))
     return view, Split(*(values.to(device) for values in private))

@@ -17,7 +17,6 @@ from pubsel.rules import Inputs, without_public
 from pubsel.selection import assigned, pool
 from pubsel.selection.coverage import Private
 from pubsel.selection.pool import Clusters
-from pubsel.settings.keys import Pair
 from pubsel.training.once import released_once
 
 MOST = 1000  # public examples that are drawn if nobody says how many
@@ -38,8 +37,18 @@ class Pool(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Inputs, task: Task, needs_public: bool, epsilon: float | None, name: str) -> "Pool":
-        """Return the pool of a run. task: with all examples of the sets that were read; epsilon: of the choice."""
-        sets = sets_of_pool(inputs.pair, task)
+        """Return the pool of a run. task: with all examples of the sets that were read; epsilon: of the choice.
+        UsageError if embeddings are not of the network of the private features."""
+        # images were read with the task; embeddings stay on disk
+        on_disk = {name: is_embeddings(name) for name in inputs.pair.pool or []}
+        held = iter(() if task.public is None else task.public.x.split(list(task.pool)))
+        sets: dict[str, pool.Part] = {}
+        for name in sorted(on_disk, key=on_disk.__getitem__):
+            if not on_disk[name]:
+                sets[name] = pool.Features(next(held))
+                continue
+            sets[name] = embeddings = open_embeddings(name)
+            check_widths(embeddings, task.private.x.shape[1])
         parts = list(sets.values())
         kept = assigned.assignment_folder(parts, inputs.data_root)
         clusters = assigned.clusters_kept(parts, kept)
@@ -118,20 +127,3 @@ def with_examples(task: Task, x: torch.Tensor) -> Task:
     """Return a task with public examples of a pool, whose labels mean nothing: the sets are of many kinds."""
     public = Split(x, torch.full((len(x),), NO_CLASS))
     return task._replace(public=public, pool=(), same_task=False, same_classes=False)
-
-
-def sets_of_pool(pair: Pair, task: Task) -> dict[str, pool.Part]:
-    """Return the sets of a pool by name: those that were read with the task, and embeddings on disk. UsageError if
-    these are not of the network of the private features."""
-    # images were read with the task; embeddings stay on disk
-    names = pair.pool or []
-    read = [name for name in names if not is_embeddings(name)]
-    held = () if task.public is None else task.public.x.split(list(task.pool))
-    sets: dict[str, pool.Part] = {name: pool.Features(x) for name, x in zip(read, held, strict=True)}
-
-    for name in names:
-        if is_embeddings(name):
-            embeddings = open_embeddings(name)
-            check_widths(embeddings, task.private.x.shape[1])
-            sets[name] = embeddings
-    return sets

@@ -8,7 +8,7 @@ import base64
 import re
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pubsel import __version__
 from pubsel.papers import figures, join, judged, typeset
@@ -20,9 +20,6 @@ from pubsel.records import guarantee_kind, read_choices, read_measured, read_ran
 from pubsel.settings import outputs
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 HERE = Path(__file__).resolve().parent
 OURS = ("utility", "spearman")
@@ -90,6 +87,7 @@ def page(
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
+    environment.filters["above"] = own.at_most
     environment.globals |= {"JUDGED": typeset.JUDGED, "ABOUT_JUDGED": typeset.ABOUT_JUDGED}
     environment.globals |= {"LINKED": LINKED, "BESIDE": BESIDE, "UNDER": UNDER, "OURS": OURS}
     environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
@@ -127,6 +125,8 @@ def _place(name: str) -> tuple[int, list[str]]:
 
 
 def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str, Any]:
+    from markupsafe import Markup
+
     # rows without a record of ours have no runs to link to
     cells = [runs.add(f"{table.name}/{i}", [cell]) if cell else None for i, cell in enumerate(table.cells, 1)]
     groups: list[str | None] = [runs.add(f"{table.name}/rank/{i}", group) for i, group in enumerate(table.groups, 1)]
@@ -134,6 +134,12 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
     # how well distances predict utility: the means, not each private set
     rows = judged.judged(table, measured)
     means = rows if rows.empty else judged.summary_by_distance(rows)
+
+    # a drawing for each panel, so that they can stand next to or below each other
+    plots, panels = [], figures.scatter_rows(table).groupby(["private", "model", "label"], sort=False)
+    for i, ((private, _, label), panel) in enumerate(panels):
+        about = f"Utility against distance on {private}, {label}: the numbers of the table above"
+        plots.append(Markup(figures.inline(figures.scatter(panel), f"{table.name}-{i}-", about)))
 
     head, _, rest = table.spec.title.partition(". ")
     return {
@@ -148,20 +154,8 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
         "ranks": None if table.ranks.empty else shown_of(table.ranks, groups),
         "judged": None if means.empty else shown_of(means, [None] * len(means)),
         "notes": typeset.notes(table),
-        "plots": _scatter(table),
+        "plots": plots,
     }
-
-
-def _scatter(table: Table) -> "list[Markup]":
-    """Return a drawing for each panel, so that they can stand next to or below each other."""
-    from markupsafe import Markup
-
-    frame = figures.scatter_rows(table)
-    drawings = []
-    for i, ((private, _, label), rows) in enumerate(frame.groupby(["private", "model", "label"], sort=False)):
-        about = f"Utility against distance on {private}, {label}: the numbers of the table above"
-        drawings.append(Markup(figures.inline(figures.scatter(rows), f"{table.name}-{i}-", about)))
-    return drawings
 
 
 def _curve(name: str, records: list[dict[str, Any]], runs: Runs) -> dict[str, Any] | None:

@@ -62,15 +62,15 @@ class Runs:
                 inner = values.pop(group, None) or {}
                 values |= {f"{group}.{key}": value for key, value in inner.items()}
             self.keys += [key for key in values if key not in self.keys]
-            self.runs.append([self._place(values.get(key)) for key in self.keys])
+            places = []
+            for value in map(values.get, self.keys):
+                text = json.dumps(value, sort_keys=True)
+                if text not in self._places:
+                    self._places[text] = len(self.pool)
+                    self.pool.append(value)
+                places.append(self._places[text])
+            self.runs.append(places)
         return self._numbers[record["identity"]]
-
-    def _place(self, value: Any) -> int:
-        text = json.dumps(value, sort_keys=True)
-        if text not in self._places:
-            self._places[text] = len(self.pool)
-            self.pool.append(value)
-        return self._places[text]
 
     def json(self) -> str:
         """Return JSON for a <script>: no text in it can end the script or begin a comment. Of each run it has only the

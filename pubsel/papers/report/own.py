@@ -125,18 +125,21 @@ def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[st
     # what runs and choices spent by their records that the ledger lacks
     apart = [line for line in private.lines if line["state"] == ledger.UNLISTED]
     many, lacked = len({line["cell"] for line in apart}), ledger.cost_of(apart)
-    unlisted = {"many": many, "epsilon": _above(lacked.epsilon), "delta": _above(lacked.delta)} if apart else None
+    unlisted = {"many": many, "epsilon": at_most(lacked.epsilon), "delta": at_most(lacked.delta)} if apart else None
 
     name = f"own-{place}"
     latest = sorted(private.records, key=lambda record: str(record.get("finished")), reverse=True)
     measured = [record for record in latest if record.get("quality")]
+    once = {line["release"]: line for line in private.lines}
     return {
         "name": name,
         "title": private.title,
         "paths": private.names,
         "spent": _spent(private),
         "unlisted": unlisted,
-        "releases": _releases(private, name, latest),
+        # a release is in the ledger once for each file of it; a run that still has a record is a link
+        "releases": sorted(once.values(), key=lambda line: str(line["when"]), reverse=True),
+        "links": {record["identity"]: f"{name}/{i}" for i, record in enumerate(latest, 1)},
         "runs": _runs(latest, name, runs),
         "metrics": sorted({str(record.get("metric", "accuracy")).replace("_", " ") for record in latest}),
         "distances": _distances(private, name, runs),
@@ -158,8 +161,8 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
     total = ledger.cost_of(private.lines)
     people = {PERSON in line["what"] for line in private.lines}
     values: dict[str, Any] = {
-        "epsilon": _above(total.epsilon),
-        "delta": _above(total.delta),
+        "epsilon": at_most(total.epsilon),
+        "delta": at_most(total.delta),
         "releases": total.releases,
         "people": people == {True},
         "mixed": len(people) > 1,
@@ -173,11 +176,11 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
         less := composition.tighter(private.lines, gaussian_parts(private.lines, private.records))
     ):
         same = less.delta == total.delta
-        values["tighter"] = {"epsilon": _above(less.epsilon), "delta": _above(less.delta), "same": same}
+        values["tighter"] = {"epsilon": at_most(less.epsilon), "delta": at_most(less.delta), "same": same}
     return values
 
 
-def _above(value: float) -> str:
+def at_most(value: float) -> str:
     """Return a bound with four digits, rounded up, but not for what adding in float64 puts behind the last digit."""
     return card.above(value * (1 - 1e-12))
 
@@ -199,26 +202,6 @@ def gaussian_parts(lines: Iterable[Line], records: Iterable[Record]) -> dict[str
         if parts and all(part["accountant"] == EXACT and part["rate"] == 1 for part in parts):
             known[line["release"]] = max(part["steps"] ** 0.5 / part["noise_multiplier"] for part in parts)
     return known
-
-
-def _releases(private: OwnData, name: str, latest: list[Record]) -> list[dict[str, Any]]:
-    """Return the releases, the last first; a run that still has a record is a link."""
-    # a release is in the ledger once for each file of it; one line is enough
-    places = {record["identity"]: f"{name}/{i}" for i, record in enumerate(latest, 1)}
-    once = {line["release"]: line for line in private.lines}.values()
-    return [
-        {
-            "when": str(line["when"])[:16].replace("T", " "),
-            "what": line["what"],
-            "cell": line["cell"],
-            "epsilon": _above(line["epsilon"]),
-            "delta": _above(line["delta"]),
-            "noise": line["noise"],
-            "deleted": line["state"] == "deleted",
-            "link": places.get(line["cell"]),
-        }
-        for line in sorted(once, key=lambda line: str(line["when"]), reverse=True)
-    ]
 
 
 # What was computed
@@ -373,7 +356,7 @@ def _next(private: OwnData, latest: list[Record], results: str) -> list[tuple[st
     # The last run is the one that the user works with; what it lacks is made by one run.
     if trained:
         changes, reasons = _lacking(trained, bool(safe))
-        cost = _above(float(trained[0]["privacy"]["epsilon"]))
+        cost = at_most(float(trained[0]["privacy"]["epsilon"]))
         text = f"Train with {', and '.join(reasons)}. It spends epsilon {cost} once more."
         steps += [(text, shlex.join([*shlex.split(command(trained[0], changes)), *where]))] if changes else []
 

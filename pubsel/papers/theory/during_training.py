@@ -39,16 +39,8 @@ from pubsel.cell import Cell
 from pubsel.data import Split
 from pubsel.distances import build
 from pubsel.distances.gsd import GSD
+from pubsel.gradients import subspace
 from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, gpu_precision
-from pubsel.gradients.subspace import (
-    allocate,
-    projection_error,
-    reconstruction,
-    residual_gram,
-    singular_values,
-    stable_rank,
-    top_k,
-)
 from pubsel.messages import UsageError, say
 from pubsel.papers import figures
 from pubsel.privacy.sampling import Schedule, poisson_sample
@@ -137,7 +129,7 @@ def gsd_figure3(moment: Snapshot) -> Iterator[Row]:
     splits = {f"{moment.private} (private batch)": moment.batch}
     splits |= {public: moment.with_random_labels(public) for public in moment.public}
     for name, split in splits.items():
-        values = singular_values(DenseGradients(moment.exact(split)).gram())
+        values = subspace.singular_values(DenseGradients(moment.exact(split)).gram())
         energy = values.square().cumsum(0) / values.square().sum()
         for i in range(min(LARGEST, len(values))):
             row = {"examples": name, "index": i + 1}
@@ -149,15 +141,15 @@ def gsd_lemma41(moment: Snapshot) -> Iterator[Row]:
     it, GSD / sqrt(k); algorithm1: with the GSD that the authors' code measures on these weights, of random labels and
     rows of unit length (Algorithm 1 leaves the rows as they are)."""
     private = DenseGradients(moment.exact(moment.batch))
-    gram = private.gram()
+    gram, labelled = private.gram(), {public: moment.with_random_labels(public) for public in moment.public}
     widest = max(moment.ks)
-    largest = {public: top_k(moment.gradients(moment.with_random_labels(public)), widest) for public in moment.public}
+    largest = {public: subspace.top_k(moment.gradients(split), widest) for public, split in labelled.items()}
 
     for k in moment.ks:
         measured = distances_at(moment, k)
         for public, v in largest.items():
             w = private.project(Basis([slice(0, len(v))], [v[:, :k]]))
-            bound = reconstruction(gram, w)
+            bound = subspace.reconstruction(gram, w)
             left = bound.s_next / bound.s_1
 
             row = {"public": public, "k": k, "s_1": bound.s_1, "s_next": left, "gsd": bound.gsd, "sine": bound.sine}
@@ -171,7 +163,7 @@ def gep_figure2(moment: Snapshot) -> Iterator[Row]:
     rows = moment.exact(moment.batch)
     for group, columns in {**moment.groups(), "all": slice(0, rows.shape[1])}.items():
         part = DenseGradients(rows[:, columns].clone())
-        yield {"group": group, "p": part.rows.shape[1], "stable_rank": stable_rank(part.gram())}
+        yield {"group": group, "p": part.rows.shape[1], "stable_rank": subspace.stable_rank(part.gram())}
 
 
 def gep_figure4(moment: Snapshot) -> Iterator[Row]:
@@ -190,10 +182,10 @@ def errors(moment: Snapshot, row: Row, basis: Basis) -> Iterator[Row]:
     """Yield the projection error on all parameters, and on each group."""
     n = len(moment.batch.x)
     g = moment.gradients(moment.batch).combine(torch.full((n,), 1 / n, device=moment.batch.x.device))
-    yield {**row, "group": "all", "projection_error": projection_error(g, basis)}
+    yield {**row, "group": "all", "projection_error": subspace.projection_error(g, basis)}
     for group, columns, b in zip(moment.groups(), basis.slices, basis.blocks, strict=True):
         of_group = Basis([slice(0, len(b))], [b])
-        yield {**row, "group": group, "projection_error": projection_error(g[columns], of_group)}
+        yield {**row, "group": group, "projection_error": subspace.projection_error(g[columns], of_group)}
 
 
 def gep_figure5(moment: Snapshot) -> Iterator[Row]:
@@ -205,11 +197,11 @@ def gep_figure5(moment: Snapshot) -> Iterator[Row]:
             part = DenseGradients(rows[:, columns].clone())
             gram = part.gram()
             row = {"group": group, "p": part.rows.shape[1], "k": k}
-            yield {**row, "matrix": "gradients", "vectors": 0, "stable_rank": stable_rank(gram)}
+            yield {**row, "matrix": "gradients", "vectors": 0, "stable_rank": subspace.stable_rank(gram)}
 
             for public, basis in bases.items():
                 b = basis.blocks[i].double()
-                left = stable_rank(residual_gram(gram, part.rows @ b))
+                left = subspace.stable_rank(subspace.residual_gram(gram, part.rows @ b))
                 yield {**row, "matrix": f"residuals, {public}", "vectors": b.shape[1], "stable_rank": left}
 
 
@@ -220,7 +212,7 @@ def gep_figure7(moment: Snapshot) -> Iterator[Row]:
     for k in moment.ks:
         source = moment.view.random(f"gaussian {k}", moment.step)
         blocks = []
-        for size, rank in zip(sizes, allocate(k, sizes, limit=k), strict=True):
+        for size, rank in zip(sizes, subspace.allocate(k, sizes, limit=k), strict=True):
             blocks.append(torch.linalg.qr(torch.from_numpy(source.standard_normal((size, rank)))).Q)
         basis = Basis(slices, [b.to(moment.batch.x.device, torch.float32) for b in blocks])
         yield from errors(moment, {"k": k}, basis)
@@ -273,7 +265,8 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
     origin = records.provenance()
     program = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     cell = Cell.of(canonical(settings))
-    algorithm, distance, gep = methods_of(settings, cell.algorithm, sets, ks, FIGURES[name])
+    algorithm = cell.algorithm
+    distance, gep = methods_of(settings, algorithm, sets, ks, FIGURES[name])
 
     task, device = cell.load_task(), cell.device
     public = {key: public_set(key, settings, task.private, device) for key in sets}
@@ -319,8 +312,8 @@ def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], point
 
 def methods_of(
     settings: RunConfig, algorithm: Algorithm, sets: list[str], ks: list[int], figure: Drawing
-) -> tuple[Algorithm, GSD, GEP]:
-    """Return what trains, the distance, and GEP's basis (of the run if it is GEP, else of conf/algorithm/gep.yaml);
+) -> tuple[GSD, GEP]:
+    """Return the distance, and GEP's basis (of the run if it is GEP, else of conf/algorithm/gep.yaml);
     UsageError if it cannot be followed."""
     gep = copy.copy(algorithm) if isinstance(algorithm, GEP) else algorithms.build(option("algorithm", "gep"))
     distance = build(settings.distance)
@@ -337,7 +330,7 @@ def methods_of(
         raise UsageError("sets=[NAME,NAME]: give at least one public set")
     if settings.pair.m is not None and figure.public and max(ks, default=0) > settings.pair.m:
         raise UsageError(f"k={max(ks)} is more than the pair.m={settings.pair.m} public images: lower k")
-    return algorithm, distance, gep
+    return distance, gep
 
 
 def public_set(name: str, settings: RunConfig, private: Split, device: torch.device) -> Split:
@@ -392,7 +385,15 @@ def draw(frame: pandas.DataFrame, figure: Drawing, title: str) -> matplotlib.fig
             axis.set_axis_off()
 
         for axis, (heading, x, rows) in zip(axes.flat, parts, strict=False):
-            _draw_lines(axis, rows, x, figure)
+            # a line for each column of y and each value of the column `line`
+            lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
+            each = list(itertools.product(figure.y, lines))
+            for (y, (value, part)), how in zip(each, figures.line_styles(range(len(each))).values(), strict=True):
+                label = value if isinstance(value, str) else f"{figure.line} = {value}"
+                label = TEXT[y] if value is None else label
+                label += f" (p = {part['p'].iloc[0]:,})" if figure.line == "group" else ""
+                part = part.sort_values(x)
+                axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
             axis.set(xlabel=TEXT.get(x, x), title=heading)
             axis.set(yscale="log" if figure.logarithmic else "linear")
             axis.set(xscale="log" if x == "index" else "linear")
@@ -409,20 +410,6 @@ def draw(frame: pandas.DataFrame, figure: Drawing, title: str) -> matplotlib.fig
         page.suptitle(f"{title}\n{NOT_PRIVATE}", fontsize=9)
 
     return page
-
-
-def _draw_lines(axis: Any, rows: pandas.DataFrame, x: str, figure: Drawing) -> None:
-    """Draw the lines of a panel: each column of `figure.y`, for each value of the column `figure.line`."""
-    lines = [(None, rows)] if figure.line is None else list(rows.groupby(figure.line, sort=False))
-    each = list(itertools.product(figure.y, lines))
-    styles = figures.line_styles(range(len(each))).values()
-    for (y, (value, part)), how in zip(each, styles, strict=True):
-        name = value if isinstance(value, str) else f"{figure.line} = {value}"
-        label = TEXT[y] if value is None else name
-        if figure.line == "group":
-            label += f" (p = {part['p'].iloc[0]:,})"
-        part = part.sort_values(x)
-        axis.plot(part[x], part[y], markevery=max(1, len(part) // 12), label=label, **how)
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:

@@ -9,16 +9,16 @@ the private gradient, at each step of the training that the settings describe.
 
 import itertools
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
 import pandas
 import torch
-from matplotlib.figure import Figure
 
 from pubsel import data
-from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.algorithms import Mechanism, View
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
+from pubsel.attacks.noise import watched
 from pubsel.cell import Cell, choose_device
 from pubsel.data import Split, features
 from pubsel.gradients.matrix import GradientMatrix
@@ -45,7 +45,13 @@ def drawn(settings: FigureConfig) -> figures.Drawn:
         drawing, _ = figures.line_plot(lines, xscale="log", xlabel="k", ylabel="xi_k", ylim=(0, 1))
         return figures.Drawn("separability", frame, drawing)
     frame = reconstruction_curve(settings)
-    return figures.Drawn("reconstruction", frame, draw_reconstruction(frame))
+    names = {"public gradient's subspace": "public", "random subspace": "random"}
+    of_steps = {name: (frame["step"], frame[column]) for name, column in names.items()}
+    label = "relative error of the private gradient"
+    drawing, axis = figures.line_plot(of_steps, xlabel="step", ylabel=label, ylim=(0, None))
+    about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
+    axis.set_title(about, fontsize=9)
+    return figures.Drawn("reconstruction", frame, drawing)
 
 
 # Separability
@@ -79,36 +85,28 @@ def of_sets(settings: FigureConfig) -> pandas.DataFrame:
 # Reconstruction
 
 
-class Watched:
-    """AdaMix that records how much of the private gradient each projection loses, before the noise: NOT private."""
+Errors = list[dict[str, float]]  # of a step
 
-    def __init__(self, inner: AdaMix, rank: int):
-        self.inner, self.rank = inner, rank
-        self.errors: list[dict[str, float]] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+def losing(rank: int, errors: Errors, inner: Mechanism, view: View, step: int) -> Mechanism:
+    """Return a mechanism of AdaMix that appends to `errors` how much of the private gradient each projection loses,
+    before the noise: NOT private."""
+    weight = next(view.model.parameters())
+    gradient = public_gradient(view.gradients, view.labelled("adamix"))
+    gradient = gradient[: weight.numel()].view_as(weight)  # without the bias
 
-    def mechanism(self, view: View, step: int) -> Mechanism:
-        """Return the same mechanism, watched."""
-        inner = self.inner.mechanism(view, step)
-        weight = next(view.model.parameters())
-        gradient = public_gradient(view.gradients, view.labelled("adamix"))
-        gradient = gradient[: weight.numel()].view_as(weight)  # without the bias
+    noise = torch.from_numpy(view.random("any", step).standard_normal((weight.shape[1], rank)))
+    bases = {"public": subspace_around(gradient, rank, view.random("directions", step))}
+    bases["random"] = (torch.linalg.qr(noise.to(weight)).Q, True)
 
-        noise = torch.from_numpy(view.random("any", step).standard_normal((weight.shape[1], self.rank)))
-        bases = {"public": subspace_around(gradient, self.rank, view.random("directions", step))}
-        bases["random"] = (torch.linalg.qr(noise.to(weight)).Q, True)
+    def sums(gradients: GradientMatrix) -> torch.Tensor:
+        total = inner.clipped_sum(gradients)
+        rows = total[: weight.numel()].view_as(weight).to(weight)  # sums of private rows are in float64
+        lost = {name: rows - project(rows, *basis) for name, basis in bases.items()}
+        errors.append({"step": step, **{name: float(left.norm() / rows.norm()) for name, left in lost.items()}})
+        return total
 
-        def sums(gradients: GradientMatrix) -> torch.Tensor:
-            total = inner.clipped_sum(gradients)
-            rows = total[: weight.numel()].view_as(weight).to(weight)  # sums of private rows are in float64
-            lost = {name: rows - project(rows, *basis) for name, basis in bases.items()}
-            errors = {name: float(left.norm() / rows.norm()) for name, left in lost.items()}
-            self.errors.append({"step": step, **errors})
-            return total
-
-        return inner._replace(clipped_sum=sums)
+    return inner._replace(clipped_sum=sums)
 
 
 def reconstruction_curve(given: FigureConfig) -> pandas.DataFrame:
@@ -130,23 +128,12 @@ def reconstruction_curve(given: FigureConfig) -> pandas.DataFrame:
     secret = training_secret(cell, task, model, plan, spend)
 
     # the secret of the run itself, so that the steps are those that `pubsel run` takes
-    watched = Watched(algorithm, algorithm.rank)
+    errors = Errors()
     with tempfile.TemporaryDirectory() as folder:
         noise_multiplier = spend.noise_multiplier if spend else 0.0
         checkpoint = Path(folder) / "checkpoint.pt"
-        job = Job(cast(Algorithm, watched), plan, noise_multiplier, settings.training, "figure", checkpoint)
-        fit(model, task, job, secret)
+        followed = watched(algorithm, partial(losing, algorithm.rank, errors))
+        fit(model, task, Job(followed, plan, noise_multiplier, settings.training, "figure", checkpoint), secret)
 
-    frame = pandas.DataFrame(watched.errors).groupby("step", as_index=False).mean()
+    frame = pandas.DataFrame(errors).groupby("step", as_index=False).mean()
     return frame.assign(private=settings.pair.private, model=settings.model.name, rank=algorithm.rank)
-
-
-def draw_reconstruction(frame: pandas.DataFrame) -> Figure:
-    """Draw both errors against the step."""
-    lines = {"public gradient's subspace": "public", "random subspace": "random"}
-    label = "relative error of the private gradient"
-    of_steps = {name: (frame["step"], frame[column]) for name, column in lines.items()}
-    figure, axis = figures.line_plot(of_steps, xlabel="step", ylabel=label, ylim=(0, None))
-    about = f"{frame['private'][0]}, {frame['model'][0]}, {frame['rank'][0]} dimensions (not private)"
-    axis.set_title(about, fontsize=9)
-    return figure
