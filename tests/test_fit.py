@@ -239,6 +239,20 @@ def test_people_are_protected_and_measured(capsys, tmp_path):
     assert f"private images of {record['quality']['units']} people" in (tmp_path / "release" / "README.md").read_text()
 
 
+def test_a_finished_model_is_not_released_for_other_files(capsys, tmp_path):
+    draw(tmp_path / "own", 0, 90)
+    words = ["fit", str(tmp_path / "own"), *WORDS, f"results={tmp_path}/r", "delta=1e-3", "public=null"]
+    assert main([*words, f"to={tmp_path}/a"]) == 0
+    next((tmp_path / "own").rglob("*.png")).unlink()
+    capsys.readouterr()
+    for more in ([], ["dry=true"]):
+        assert main([*words, f"to={tmp_path}/b", *more]) == 1
+        assert "its files are not those that" in (err := capsys.readouterr().err)
+        assert "delete" in err
+    assert not (tmp_path / "b").exists()
+    assert len(spent(tmp_path / "r")) == 1
+
+
 def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(capsys, tmp_path):
     draw(tmp_path / "few", 0, 90)
     folder = str(tmp_path / "few")

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pubsel import records
 from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
@@ -79,6 +80,7 @@ def run(settings: FitConfig) -> str:
             of_run = canonical(check(RunConfig, values))
             folder = run_folder(of_run)
             started = folder.exists()
+            _check_same(settings, folder, task)
             if target.exists() and any(target.iterdir()) and not (folder / "result.json").exists():
                 raise UsageError(f"to={settings.to}: it is there already: give a new folder, or delete it")
             lines = [*print_plan(settings, of_run, task, publics, budget, timed=not started)]
@@ -91,6 +93,18 @@ def run(settings: FitConfig) -> str:
         files = made(ExportConfig(**common, run=folder.name, anyway=False))[0]
         write(target, files, settings.to, private=False)
     return result_text(settings, record, files)
+
+
+def _check_same(settings: FitConfig, folder: Path, task: Task) -> None:
+    """Raise UserError if a finished run, whose model would be exported, was trained on other private files."""
+    if not (folder / "result.json").exists():
+        return
+    trained = records.read_record(folder / "result.json").get("content")
+    if trained is not None and trained != task.content:
+        raise UserError(
+            f"private={settings.private}: its files are not those that {folder} was trained on: bring them back, or "
+            f"delete {folder} to train on these, which spends epsilon once more"
+        )
 
 
 def divided(settings: FitConfig) -> Shares:

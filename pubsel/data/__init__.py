@@ -54,6 +54,7 @@ from pubsel.data.splits import (
     listing_in_order,
 )
 from pubsel.data.unknown import refusal
+from pubsel.files import digest
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path, overlap_of, same_path
@@ -97,6 +98,7 @@ class Task(NamedTuple):
     held_out_people: Tensor | None = None  # as people, of validation
     findings: tuple[Finding, ...] = ()
     bits: int | None = None  # of a value in 16-bit images; None: 16
+    content: str | None = None  # digest of all private examples, before any is left out; None: of a published set
 
     @property
     def units(self) -> int:
@@ -245,6 +247,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
+    content = digest([table.content.own, table.y.contiguous().numpy(), table.unit])
     table, copies = without_copies(table)
     table, apart_findings = one_side(table, how)
     findings = [*opened.images.findings, *copies, *apart_findings]
@@ -280,6 +283,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         held_out_people=held_out_people,
         findings=tuple(findings),
         bits=pair.read.bits,
+        content=None if published else content,
     )
 
 

@@ -241,10 +241,15 @@ def _loaded(cell: Cell) -> Task:
     say(f"{cell.name}: on {cell.device}")
     for note in task.notes:
         say(f"  {note}")
+    _check_classes(cell, task)
+    return task
+
+
+def _check_classes(cell: Cell, task: Task) -> None:
+    """Raise UsageError if a set that the cell is evaluated on lacks a class."""
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
         check_classes(task.validation.y, task.metric, f"pair.validation={cell.inputs.pair.validation}")
-    return task
 
 
 def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tuple[accountant.Plan | None, float]:
@@ -390,7 +395,7 @@ def _described(
         "processes": torchrun.place()[1],
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": list(task.notes),
-    } | ({"backbone": start} if start else {})
+    } | {key: value for key, value in {"backbone": start, "content": task.content}.items() if value}
 
 
 def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
@@ -407,6 +412,7 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
         for label, pair in pairs.items():
             task = load_task(inputs._replace(pair=pair), cell.device)
             assert task.public is not None
+            _check_classes(cell, task)  # one may take away the only example of a class
             candidates[label] = map_split(task.public, Path(kept) / f"{len(candidates)}.npy")
 
         _check_budget(cell, task)
