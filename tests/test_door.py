@@ -2,8 +2,11 @@
 
 import ast
 import json
+import os
 import shutil
+import struct
 import unicodedata
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,7 @@ from pubsel.data import findings, load, open_dataset
 from pubsel.data.given import as_input
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Convert, Fold, Pair, Read
+from tests.made import write_npz
 
 X, Y = load_digits(return_X_y=True)
 
@@ -484,3 +488,199 @@ def test_a_modality_table_is_applied(tmp_path):
     lut.ModalityLUTType = "US"
     dicom(tmp_path / "a.dcm", values, ModalityLUTSequence=pydicom.Sequence([lut]))
     assert (as_input(tmp_path / "a.dcm", (1, 8, 8))[0].numpy() == 255 - 4 * values).all()
+
+
+# One unit decides about no other
+
+
+def sides_of(path, unit=None, **read):
+    """The files of the training and of the test part."""
+    source = open_dataset(str(path), "", False, unit, read=Read(**read))
+    return [set(files.names) for files in source.files]
+
+
+@pytest.mark.attack
+def test_the_only_test_row_moves_nobody_out_of_training(tmp_path):
+    def row(i):  # people of four images, some with images in both parts
+        return f"{Y[i] % 2},P{i // 4},{('train', 'train', 'train', 'val')[i % 4]}"
+
+    path = table(tmp_path / "t", row, "path,label,patient,split")
+    before = sides_of(path, "patient")
+    path.write_text(path.read_text().replace("99.png,1,P24,val", "99.png,1,P24,test"))
+    assert sides_of(path, "patient") == before
+    assert len(before[1]) == 25
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("where", ["border of sizes", "border of colours"])
+def test_the_image_that_decides_the_shape_of_all_moves_no_other(tmp_path, where):
+    def save(i, file):
+        size, mode = ((12, 12), "RGB") if i < 10 else ((8, 8), "L")
+        image = picture(i).resize(size if where == "border of sizes" else (8, 8))
+        (image.convert(mode) if where == "border of colours" else image).save(file)
+
+    path = folder(tmp_path / "f", n=100, save=save)
+    before, shape = sides_of(path), open_dataset(str(path), "", False).train.x.shape[1:]
+    more = path / "c0" / "more.png"
+    image = picture(200).resize((12, 12)) if where == "border of sizes" else picture(200).convert("RGB")
+    image.save(more)
+    after = [{name for name in names if name != "c0/more.png"} for names in sides_of(path)]
+    assert open_dataset(str(path), "", False).train.x.shape[1:] != shape
+    assert after == before
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("head", "value"), [("path,label,phase", "TBD"), ("path,label,is_train", "1"), ("path,label,Usage", "PublicTest")]
+)
+def test_a_column_that_may_be_the_split_is_no_note(tmp_path, head, value):
+    words = {"TBD": ("train", "test"), "1": ("0", "1"), "PublicTest": ("Training", "PrivateTest")}[value]
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{value if i == 7 else words[i % 2]}", head)
+    with pytest.raises(UserError, match=r"may be the split.*pair.read.split=none"):
+        task_of(path)
+    task_of(path, split="none")
+
+
+@pytest.mark.attack
+def test_one_row_with_two_labels_changes_no_model(tmp_path):
+    path = table(tmp_path / "t", lambda i: "cat|dog" if i == 5 else ("cat", "dog")[Y[i] % 2])
+    with pytest.raises(UserError, match=r"1 of 100 rows have several labels .*accept=\[conflict\]"):
+        task_of(path)
+    task = task_of(path, accept=["conflict"])
+    assert (task.names, task.metric, len(task.private.y) + len(task.test.y)) == (("cat", "dog"), "accuracy", 99)
+
+
+def test_an_image_that_a_person_has_with_two_labels_is_a_conflict(tmp_path):
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},P{i // 4}", "path,label,patient")
+    path.write_text(path.read_text() + f"\n3.png,{1 - Y[3] % 2},P0")
+    with pytest.raises(UserError, match=r"2 images have copies with other labels"):
+        task_of(path, unit="patient")
+
+
+# What is there is read as it is
+
+
+def test_classes_that_are_renamed_are_read_anew(tmp_path):
+    path = table(tmp_path / "t", lambda i: ("cat", "dog")[Y[i] % 2])
+    assert task_of(path).names == ("cat", "dog")
+    path.write_text(path.read_text().replace("cat", "cow").replace("dog", "pig"))
+    assert task_of(path).names == ("cow", "pig")
+
+
+def test_files_of_one_time_and_size_are_read_anew(tmp_path):
+    path = folder(tmp_path / "f")
+    file = next((path / "c0").iterdir())
+    Image.new("L", (8, 8), 10).save(file, "BMP")
+    os.utime(file, (0, 0))
+    before = open_dataset(str(path), "", False)
+    Image.new("L", (8, 8), 200).save(file, "BMP")
+    os.utime(file, (0, 0))
+    after = open_dataset(str(path), "", False)
+    sums = [int(s.train.x.sum()) + int(s.test.x.sum()) for s in (before, after)]
+    assert sums[1] - sums[0] == 190 * 64
+
+
+def test_linked_class_folders_are_the_test_part(tmp_path):
+    real = folder(tmp_path / "real", n=40)
+    path = folder(tmp_path / "f" / "train", n=100).parent
+    (path / "test").mkdir()
+    for name in ("c0", "c1"):
+        (path / "test" / name).symlink_to(real / name)
+    assert len(task_of(path).test.y) == 40
+    (real / "c0" / "loop").symlink_to(real)  # is followed once
+    assert len(open_dataset(str(path), "", False).test.y) == 40
+
+
+def test_arrays_are_read_as_their_owner_means_them(tmp_path):
+    x, y = (X[:150].reshape(-1, 8, 8) * 15).astype(np.uint8), np.where(Y[:150] % 2, 8, 3)
+    parts = {"train": slice(0, 100), "val": slice(100, 130), "test": slice(130, 150)}
+    arrays = {f"{part}_images": x[at] for part, at in parts.items()}
+    np.savez(tmp_path / "a.npz", **arrays, **{f"{part}_labels": y[at] for part, at in parts.items()})
+    task = task_of(tmp_path / "a.npz")
+    assert (task.classes, task.names, len(task.test.y)) == (2, ("3", "8"), 50)
+    with pytest.raises(
+        UsageError, match=r"pair.read.bits=...: .*a.npz is arrays, on which it has no effect: remove it"
+    ):
+        task_of(tmp_path / "a.npz", bits=12)
+
+    hot = {f"{part}_labels": np.eye(2, dtype=np.uint8)[y[at] // 8] for part, at in parts.items()}
+    np.savez(tmp_path / "b.npz", **arrays, **hot)
+    assert task_of(tmp_path / "b.npz").metric == "accuracy"
+
+
+def test_labels_of_public_arrays_are_numbered_as_the_private_ones(tmp_path):
+    images = (X.reshape(-1, 8, 8) * 15).astype(np.uint8)
+    for name, classes, first in (("a", (3, 5, 8), 0), ("b", (5, 8), 900)):
+        at = first + np.flatnonzero(np.isin(Y[first : first + 900], classes))
+        write_npz(tmp_path / f"{name}.npz", *((images[half], Y[half]) for half in np.array_split(at, 2)))
+    pair = Pair(private=str(tmp_path / "a.npz"), public=str(tmp_path / "b.npz"), m=50, convert=Convert.resize)
+    assert sorted(set(load(pair, "", False).public.y.tolist())) == [1, 2]
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png"])
+def test_the_size_of_a_turned_image_is_that_of_its_pixels(tmp_path, suffix):
+    def save(i, file):
+        image = Image.fromarray(np.tile(np.asarray(picture(i)), (2, 6)))  # 16 x 48
+        exif = image.getexif()
+        exif[0x0112] = 6
+        image.save(file.with_suffix(f".{suffix}"), exif=exif)
+
+    task = task_of(folder(tmp_path / "f", save=save))
+    assert task.shape == (1, 48, 16)
+    assert "sizes" not in named(task)
+
+
+def test_colours_of_16_bits_are_refused(tmp_path):
+
+    def save(i, file):  # a PNG of two by two pixels, 12 bits in 16
+        def chunk(kind, data):
+            return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+        head = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
+        lines = b"".join(b"\0" + struct.pack(">6H", *range(i, i + 6)) for _ in range(2))
+        body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+
+    with pytest.raises(UserError, match=r"100 colour images have 16 bits a channel.*accept=\[bits\]"):
+        task_of(folder(tmp_path / "f", save=save))
+
+
+def test_a_class_without_a_training_image_is_an_error(tmp_path):
+    path = table(
+        tmp_path / "t",
+        lambda i: f"{Y[i] % 3},{'test' if Y[i] % 3 == 2 else ('train', 'test')[i % 2]}",
+        "path,label,split",
+    )
+    with pytest.raises(UserError, match=r"no training image of a class is left: 2.*accept=\[class_lost\]"):
+        task_of(path)
+
+
+def test_measurements_are_no_classes(tmp_path):
+    with pytest.raises(UserError, match=r"100 classes of 100 examples.*accept=\[many\]"):
+        task_of(table(tmp_path / "t", lambda i: f"0.{i:03d}7"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\n0.png,1,2\n", "row 1 has more values than the head has names: quote values with ','"),
+        ("path,label,label\n0.png,1,2\n", "two columns are called label: rename one"),
+        ("path,label\n0.png,caf\xe9\n", "not in UTF-8: convert it, such as by iconv"),
+    ],
+)
+def test_a_table_that_is_not_well_formed_is_one_line(tmp_path, text, message):
+    (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=message):
+        task_of(tmp_path / "a.csv")
+
+
+def test_a_name_that_is_not_text_is_one_line(tmp_path):
+    path = folder(tmp_path / "f")
+    picture(3).save(os.fsdecode(os.fsencode(path / "c0") + b"/caf\xe9.png"))
+    with pytest.raises(UserError, match=r"the name of 'c0/caf.*' is not UTF-8: rename it"):
+        task_of(path)
+
+
+def test_a_finding_that_nobody_has_cannot_be_accepted(tmp_path):
+    with pytest.raises(UsageError, match=r"accept=\[conflicts\]: no such finding \(did you mean conflict\?\)"):
+        task_of(folder(tmp_path / "f"), accept=["conflicts"])

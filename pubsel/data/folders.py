@@ -183,6 +183,9 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
         paths, labels = paths + part_paths, np.concatenate([labels, part_labels])
         test = np.arange(len(labels)) >= n
 
+    unnamed = next((path for path in paths if not _is_text(str(path))), None)
+    if unnamed is not None:
+        raise UserError(f"{folder}: the name of {str(unnamed.relative_to(folder))!a} is not UTF-8: rename it")
     findings = [*places.findings, *_same_words(folder, classes)]
     findings += _unread(folder, paths, [places.train, *places.held])
     listed = Listed(
@@ -202,6 +205,15 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     keys = [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
     whose, about_people = people_of(folder.name, keys)
     return listed._replace(people=whose, findings=(*findings, *about_people))
+
+
+def _is_text(name: str) -> bool:
+    """Return whether the bytes of a name are UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
