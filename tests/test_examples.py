@@ -246,3 +246,11 @@ def test_a_public_image_of_one_person_stays_with_another(how):
     table = examples_of("set", (y, y[:0]), (content, empty), (people, people[:0]), False)
     table, _ = take_public(table, np.arange(6) == 0, how)
     assert table.has(Role.private).nonzero()[0].tolist() == [3, 4, 5]
+
+
+def test_the_unit_is_the_image_as_it_was_decoded():
+    """Its digest in the shape of all depends on the images that decide this shape."""
+    content = Digests(np.array([1, 2, 3]), np.array([7, 7, 8]))
+    none = Digests(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    table = examples_of("x", (torch.zeros(3), torch.zeros(0)), (content, none), None, published=False)
+    assert table.unit.tolist() == [1, 2, 3]
