@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -251,6 +252,19 @@ def test_a_finished_model_is_not_released_for_other_files(capsys, tmp_path):
         assert "delete" in err
     assert not (tmp_path / "b").exists()
     assert len(spent(tmp_path / "r")) == 1
+
+
+def test_the_plan_says_what_leaves_if_a_set_is_chosen(capsys, tmp_path):
+    draw(tmp_path / "own", 0, 120)
+    draw(tmp_path / "public", 0, 120, first=500)
+    shared = sorted((tmp_path / "own").rglob("*.png"))[::4]
+    for i, file in enumerate(shared):
+        shutil.copy(file, tmp_path / "public" / file.parent.name / f"shared{i}.png")
+    words = ["dry=true", f"public=[{tmp_path}/public]", f"to={tmp_path}/release"]
+    lines, _ = fitted(capsys, *words, private=str(tmp_path / "own"))
+    counts = [[int(word) for word in re.findall(r"(\d+) (?:for|to)", line)] for line in lines if "to measure" in line]
+    assert len(counts) == 2
+    assert sum(counts[0]) - sum(counts[1]) == len(shared)
 
 
 def test_small_classes_and_wide_intervals_are_told_before_anything_is_spent(capsys, tmp_path):

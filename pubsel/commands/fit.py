@@ -72,7 +72,7 @@ def run(settings: FitConfig) -> str:
             onnx.check_installed()
 
         task = planned(settings)
-        publics = _publics(settings)
+        publics = _publics(settings, task)
         budget = divided(settings)
         features = settings.features or features_for(task, settings, budget)
 
@@ -182,13 +182,13 @@ def _at_hand(architecture: str, download: bool) -> bool:
         return False
 
 
-def planned(settings: FitConfig) -> Task:
-    """Return the private images on the sides that they will have, before any is left out since it is public too.
-    UsageError if they are rows of a table."""
+def planned(settings: FitConfig, public: str | None = None) -> Task:
+    """Return the private images on the sides that they will have, before any is left out since it is public too, or
+    with a public set. UsageError if they are rows of a table."""
     pair = Pair(
         private=settings.private,
-        public=None,
-        m=1,
+        public=public,
+        m=None if public else 1,
         convert=Convert.resize,
         validation=settings.held_out,
         unit=settings.unit,
@@ -208,10 +208,16 @@ class Public(NamedTuple):
 
     m: int
     classes: tuple[str, ...]
+    sides: tuple[int, int, int] | None = None  # of the private units and test images, if the set takes some away
 
 
-def _publics(settings: FitConfig) -> dict[str, Public]:
-    """Return each public set by its name."""
+def _sides(task: Task) -> tuple[int, int, int]:
+    """Return how many units train and are held out, and how many images are tested on."""
+    return task.units, task.held_out_units, len(task.test.y)
+
+
+def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
+    """Return each public set by its name. task: the private images without any."""
     many, key = dict[str, Public](), "pool" if settings.pool else "public"
     for name in settings.public or settings.pool or []:
         if not isinstance(name, str):
@@ -231,7 +237,9 @@ def _publics(settings: FitConfig) -> dict[str, Public]:
             m = min(MOST_PUBLIC, m)
             if m < coverage.FEWEST:
                 raise UsageError(f"public=[{name}]: {m} images are too few: give {coverage.FEWEST} or more")
-        many[name] = Public(m, source.names)
+        # images that are public too leave, if this set is chosen
+        sides = _sides(planned(settings, name)) if key == "public" else _sides(task)
+        many[name] = Public(m, source.names, sides if sides != _sides(task) else None)
     return many
 
 
@@ -252,6 +260,10 @@ def print_plan(
     listed = ", ".join(f"{name} ({public.m:,} images)" for name, public in publics.items())
     chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
     yield f"  public data: {listed + chosen if publics else 'none'}"
+    for name, public in publics.items():
+        if public.sides:
+            train, measure, left = public.sides
+            yield f"  if {name} is chosen: {train:,} for training, {measure:,} to measure, {left:,} for testing"
     yield from _labels(settings, task, publics)
     yield f"  model: a linear classifier on {of_run.model.name} (whitened_head, which has nothing to set)"
 

@@ -148,7 +148,8 @@ def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
         "Settings, data sets and methods, if somebody chose them by looking at the private examples or at results on "
         "them.",
         f"What is treated as public, and not hidden: {number}, their shape, the number and the names of the classes "
-        f"(of private folders too), whether an example may have several of them, and which {'people' if unit else 'examples'} were used for training"
+        "(of private folders too), whether an example may have several of them, and "
+        f"which {'people' if unit else 'examples'} were used for training"
         f"{', held out of it' if record.get('quality') else ''} or kept for testing"
         f"{DRAWN.format('person' if unit else 'example') if _drawn(record, unit) else ''}.",
         "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
