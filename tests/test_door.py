@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from pubsel.cli import main
 from pubsel.data import findings, load, open_dataset
-from pubsel.data.given import as_input
+from pubsel.data.given import as_input, at_path
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Convert, Fold, Pair, Read
 from tests.made import write_npz
@@ -684,3 +684,13 @@ def test_a_name_that_is_not_text_is_one_line(tmp_path):
 def test_a_finding_that_nobody_has_cannot_be_accepted(tmp_path):
     with pytest.raises(UsageError, match=r"accept=\[conflicts\]: no such finding \(did you mean conflict\?\)"):
         task_of(folder(tmp_path / "f"), accept=["conflicts"])
+
+
+def test_a_table_next_to_a_folder_of_images_is_offered(tmp_path):
+    path = folder(tmp_path / "f", classes=1)
+    (path / "labels.csv").write_text("file,label")
+    text = [finding.line() for finding in open_dataset(str(path), "", False).findings if finding.name == "table"]
+    assert text == [f"f: labels.csv is next to images without classes: if it has their labels, give {path}/labels.csv"]
+    (path / "labels.csv").write_text("img_nr\n0.png")
+    with pytest.raises(UserError, match=r"no column path: it has img_nr: name the column of files path$"):
+        at_path(path / "labels.csv")

@@ -25,6 +25,7 @@ TRAIN, TEST, VALIDATION = ("train", "training"), ("test", "testing"), ("val", "v
 NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # of the images, or units, that are held out where nobody gives a test part
 TABLES = (".csv", ".tsv", ".parquet")
+SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
 MORE = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 
@@ -134,7 +135,7 @@ def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, .
         remedy = "move images to <class>/*, convert them, or remove these folders"
         findings.append(Finding("class_lost", ERROR, text, remedy))
     tables = [path.name for path in train.iterdir() if path.suffix.lower() in TABLES]
-    if tables and not classes:
+    if tables and len(classes) < 2:
         text = f"{folder.name}: {tables[0]} is next to images without classes"
         remedy = f"if it has their labels, give {train / tables[0]}"
         findings.append(Finding("table", WARNING, text, remedy))
@@ -183,7 +184,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
         paths, labels = paths + part_paths, np.concatenate([labels, part_labels])
         test = np.arange(len(labels)) >= n
 
-    unnamed = next((path for path in paths if not _is_text(str(path))), None)
+    unnamed = next((path for path in paths if not SURROGATES.isdisjoint(str(path))), None)
     if unnamed is not None:
         raise UserError(f"{folder}: the name of {str(unnamed.relative_to(folder))!a} is not UTF-8: rename it")
     findings = [*places.findings, *_same_words(folder, classes)]
@@ -205,15 +206,6 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     keys = [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
     whose, about_people = people_of(folder.name, keys)
     return listed._replace(people=whose, findings=(*findings, *about_people))
-
-
-def _is_text(name: str) -> bool:
-    """Return whether the bytes of a name are UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:

@@ -85,7 +85,7 @@ def at_path(name: str | Path) -> Given:
         return Given(len(files), lambda: ((str(file), file) for file in files), lambda: files)
     if path.suffix.lower() in folders.TABLES:
         rows = tables.rows_in(path)
-        column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, None)
+        column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, None, "name the column of files path")
         listed = [(row[column], tables.located(path.parent, row[column])) for row in rows]
         return Given(len(rows), lambda: iter(listed), lambda: (path, *(file for _, file in listed)))
     if path.suffix.lower() != ".npz":

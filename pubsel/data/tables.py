@@ -135,8 +135,11 @@ def located(folder: Path, name: str) -> Path:
     return next((path for text in names if (path := folder / text).exists()), folder / names[0])
 
 
-def column_of(table: Path, columns: Sequence[str], key: str, usual: Sequence[str], name: str | None) -> str:
-    """Return the column that a key names, or the one with a usual name. UserError if there is none."""
+def column_of(
+    table: Path, columns: Sequence[str], key: str, usual: Sequence[str], name: str | None, remedy: str | None = None
+) -> str:
+    """Return the column that a key names, or the one with a usual name. remedy: in place of the key. UserError if there
+    is none."""
     if name is not None:
         if name not in columns:
             raise UsageError(f"{key}={name}: {table.name} has no such column: {first_of(columns, 20)}")
@@ -145,9 +148,8 @@ def column_of(table: Path, columns: Sequence[str], key: str, usual: Sequence[str
     for word in usual:
         if word in by_name:
             return by_name[word]
-    raise UserError(
-        f"{table}: no column {key}: it has {first_of(columns, 20)}: give {key}=COLUMN, or path,label in its head"
-    )
+    remedy = remedy or f"give {key}=COLUMN, or path,label in its head"
+    raise UserError(f"{table}: no column {key}: it has {first_of(columns, 20)}: {remedy}")
 
 
 def _plain(column: str) -> str:
