@@ -186,16 +186,16 @@ def test_run_measures_any_distance_once(cli: Cli) -> None:
 
 
 def test_data_check_says_what_is_read(cli: Cli) -> None:
-    x = np.arange(4)[:, None, None, None] * np.ones((4, 4, 5, 3), np.uint8)
-    x[3] = x[0]
+    x = np.arange(5)[:, None, None, None] * np.ones((5, 4, 5, 3), np.uint8)
+    x[4] = x[0]
     x = x.astype(np.uint8)
-    np.savez("of_two.npz", train_images=x[:3], train_labels=[0, 1, 1], test_images=x[3:], test_labels=[0])
+    np.savez("of_two.npz", train_images=x[:4], train_labels=[0, 0, 1, 1], test_images=x[4:], test_labels=[0])
     assert cli("data", "check", "./of_two.npz")[1].splitlines() == [
-        "./of_two.npz: 3 training and 1 test images of 4x5x3, 2 classes, measured by accuracy",
-        "training images of a class: 1 to 2",
+        "./of_two.npz: 4 training and 1 test images of 4x5x3, 2 classes, measured by accuracy",
+        "training images of a class: 2 to 2",
         "./of_two.npz: train was sorted by class, shuffled by content",
         "warning: ./of_two.npz: 1 training images that are test images too left the private data",
-        "warning: ./of_two.npz: classes with fewer than 50 training images may be lost in the noise: 0 has 0, 1 has 2",
+        "warning: ./of_two.npz: classes with fewer than 50 training images may be lost in the noise: 0 has 1, 1 has 2",
     ]
 
 
@@ -334,7 +334,7 @@ def test_a_mistake_is_answered_in_one_line(cli: Cli, words: list[str], code: int
 )
 def test_auc_of_one_class_is_refused_before_training(cli: Cli, part: str, overrides: list[str], words: str) -> None:
     both = np.random.default_rng(0).integers(256, size=(800, 8, 8), dtype=np.uint8)
-    labels = {name: np.tile([[0, 1], [1, 0]], (200, 1)) for name in ("train", "test")}
+    labels = {name: np.tile([[0, 1], [1, 1]], (200, 1)) for name in ("train", "test")}
     labels[part][:] = (0, 1)
     write_npz("labels.npz", (both[:400], labels["train"]), (both[400:], labels["test"]))
     err = failed(cli, "run", *TINY, "pair.private=labels.npz", *overrides, code=1)

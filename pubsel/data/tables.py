@@ -218,7 +218,7 @@ def _label_of(
         binary = [c for c in others if set(values[c]) <= {"0", "1", *NOT_TOLD} and not _may_be_split(c, set(values[c]))]
         ones = [[value == "1" for value in values[column]] for column in binary]
         if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
-            column_of(table, list(rows[0]), "label", LABELS, None)  # which is not there
+            return rows, column_of(table, list(rows[0]), "label", LABELS, None), [], ()  # or an error
         columns = binary
 
     values = pd.DataFrame(rows)[columns].map(folded)
