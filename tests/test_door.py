@@ -694,3 +694,12 @@ def test_a_table_next_to_a_folder_of_images_is_offered(tmp_path):
     (path / "labels.csv").write_text("img_nr\n0.png")
     with pytest.raises(UserError, match=r"no column path: it has img_nr: name the column of files path$"):
         at_path(path / "labels.csv")
+
+
+@pytest.mark.parametrize("words", [("fit",), ("data", "check"), ("rank", "public=[noise]")])
+def test_a_name_that_is_a_folder_here_is_told_how_to_be_one(tmp_path, monkeypatch, capsys, words):
+    folder(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    key = "private=" if words[0] == "rank" else ""
+    assert main([*words[: 2 if words[0] == "data" else 1], f"{key}mine", *(words[1:] if key else ())]) == 2
+    assert "mine: is no named dataset: if you mean the path, write ./mine\n" in capsys.readouterr().err

@@ -70,8 +70,6 @@ def check_data(settings: DataConfig) -> str:
     name = settings.name
     if not name:
         raise UsageError("name has no value: give name=..., a path or the name of a dataset")
-    if not is_path(name) and name not in dataset_names() and Path(name).exists():
-        raise UsageError(f"name={name}: is no named dataset: if you mean the path, write ./{name}")
 
     from pubsel import data  # imports torch
     from pubsel.data.findings import NOTE, not_accepted, reason

@@ -1,5 +1,6 @@
 """The description of a named set in conf/dataset, before its images are there."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def dataset_names() -> list[str]:
 def dataset_info(name: str) -> Dataset:
     """Return what the file of a dataset says; UsageError lists the known names."""
     path = named("dataset").get(name)
+    if path is None and os.path.exists(name):
+        raise UsageError(f"{name}: is no named dataset: if you mean the path, write .{os.sep}{name}")
     if path is None:
         raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(dataset_names())}")
     try:
