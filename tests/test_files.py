@@ -116,7 +116,7 @@ def test_a_wait_for_a_lock_is_told_with_its_file(tmp_path: Path, monkeypatch: py
 def test_no_pipe_socket_or_device_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
-    monkeypatch.setattr("builtins.open", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr("io.open", lambda *_, **__: pytest.fail("opened"))
     for path in (tmp_path / "pipe", tmp_path / "link", Path("/dev/zero")):
         with pytest.raises(UserError, match="no plain file but a pipe"), reading(path, ""):
             path.read_text()
