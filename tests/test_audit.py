@@ -21,9 +21,9 @@ from pubsel.attacks.one_run import (
     epsilon_of_plan,
     guess_all,
     guess_extremes,
+    is_consistent,
     may_be_right,
     p_value,
-    stands,
     trade_off,
 )
 from pubsel.attacks.witness import SURE, Witness, repeated_noise, repeated_samples, uneven_samples
@@ -222,8 +222,8 @@ def test_no_false_alarm_with_poisson_samples(seed, tmp_path):
     witness, plan = audited(tmp_path, **POISSON, seed=seed, stop_at=20)
     guesses = guessed(witness)
     assert not failing(witness)
-    assert stands(guesses, plan, 0.99)
-    assert not stands(guesses, plan, 0.95, 3 * plan.noise_multiplier)
+    assert is_consistent(guesses, plan, 0.99)
+    assert not is_consistent(guesses, plan, 0.95, 3 * plan.noise_multiplier)
 
 
 def noise_times(factor):
@@ -298,7 +298,7 @@ def test_a_planted_fault_is_found(fault, tmp_path, monkeypatch):
     witness, plan = audited(tmp_path, **how)
     assert failing(witness) == checks
     if refuted:
-        assert not stands(guessed(witness), plan, 1 - 1e-4)
+        assert not is_consistent(guessed(witness), plan, 1 - 1e-4)
 
 
 # Small wrong programs, on scikit-learn's digits
@@ -489,7 +489,7 @@ def test_no_false_alarm_on_digits(algorithm, tmp_path):
         (tmp_path / f"{seed}").mkdir()
         witness, plan = witness_on_digits(tmp_path / f"{seed}", algorithm, seed, RIGHT[algorithm])
         assert not failing(witness), seed
-        assert stands(guessed(witness), plan, 1 - SURE), seed
+        assert is_consistent(guessed(witness), plan, 1 - SURE), seed
 
 
 # Its parts

@@ -617,6 +617,18 @@ def test_labels_of_public_arrays_are_numbered_as_the_private_ones(tmp_path):
     assert sorted(set(load(pair, "", False).public.y.tolist())) == [1, 2]
 
 
+def test_public_classes_that_the_private_set_lacks_keep_their_numbers(tmp_path):
+    private, public = folder(tmp_path / "own"), tmp_path / "public"
+    for i in range(100, 200):
+        file = public / ("07", "12")[Y[i] % 2] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture(i).save(file)
+    pair = Pair(private=str(private), public=str(public), m=50, convert=Convert.resize)
+    assert set(load(pair, "", False).public.y.tolist()) == {7, 12}
+    (public / "07").rename(public / "other")
+    assert set(load(pair, "", False).public.y.tolist()) == {0, 1}  # of words, their order
+
+
 @pytest.mark.parametrize("suffix", ["tif", "png"])
 def test_the_size_of_a_turned_image_is_that_of_its_pixels(tmp_path, suffix):
     def save(i, file):

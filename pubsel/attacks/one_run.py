@@ -86,7 +86,9 @@ def last_refuted(refuted: Callable[[float], bool], largest: float, width: float)
     return low
 
 
-def stands(guesses: Guesses, plan: accountant.Plan, confidence: float, noise_multiplier: float | None = None) -> bool:
+def is_consistent(
+    guesses: Guesses, plan: accountant.Plan, confidence: float, noise_multiplier: float | None = None
+) -> bool:
     """Return whether the number of right guesses is likely under `plan`, or under it with another noise multiplier.
 
     The best adversary is right with chance (1 + delta(0)) / 2, delta(0) being that of the steps at epsilon 0; of
@@ -154,7 +156,7 @@ def epsilon_of_plan(guesses: Guesses, plan: accountant.Plan, confidence: float) 
 
     The plan is refuted if that noise multiplier is plan.noise_multiplier or less.
     """
-    return _least(plan, lambda noise: stands(guesses, plan, confidence, noise))
+    return _least(plan, lambda noise: is_consistent(guesses, plan, confidence, noise))
 
 
 def _least(plan: accountant.Plan, allows: Callable[[float], bool]) -> tuple[float, float]:

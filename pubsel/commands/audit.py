@@ -297,7 +297,7 @@ def lower_bounds_of(
         epsilon, noise = one_run.epsilon_of_plan(independent, plan, audit.confidence)
         most = noise if math.isfinite(noise) else None
         figures["planned_kind"] = {**independent._asdict(), "epsilon": epsilon, "noise_multiplier_at_most": most}
-        refuted |= not one_run.stands(independent, plan, 1 - SURE)
+        refuted |= not one_run.is_consistent(independent, plan, 1 - SURE)
         if not plan.valid:  # more is claimed than this noise gives
             refuted |= one_run.epsilon_of_plan(independent, plan, 1 - SURE)[0] > plan.claimed_epsilon
 

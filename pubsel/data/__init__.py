@@ -247,7 +247,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
-    content = digest([table.content.own, table.y.contiguous().numpy(), table.unit])
+    content = None if published else digest([table.content.own, table.y.contiguous().numpy(), table.unit])
     table, copies = without_copies(table)
     table, apart_findings = one_side(table, how)
     findings = [*opened.images.findings, *copies, *apart_findings]
@@ -283,7 +283,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         held_out_people=held_out_people,
         findings=tuple(findings),
         bits=pair.read.bits,
-        content=None if published else content,
+        content=content,
     )
 
 
@@ -774,9 +774,10 @@ def _as_numbered(chosen: Opened, against: Opened | None) -> Tensor:
     theirs = of.names or tuple(map(str, range(of.classes)))
     numbers = {folded(name): number for number, name in enumerate(ours)}
     if not {folded(name) for name in theirs} <= numbers.keys():
-        if not all(map(str.isdecimal, theirs)):
+        # numbers without a word stay what they are, so that 6 of 10 is no class 1 of 2
+        if not all(name.isdecimal() and int(name) < MOST_LABEL for name in theirs):
             return y
-        numbers = {name: int(name) for name in theirs}
+        numbers = {folded(name): int(name) for name in theirs}
     return torch.tensor([numbers[folded(name)] for name in theirs], dtype=y.dtype)[y]
 
 
@@ -809,6 +810,7 @@ def _check_public_sets(names: list[str], m: int | None, key: str, data_root: str
 
 OWN = "its own training images"
 POOL_M = "pair.pool_m"
+MOST_LABEL = 2**16  # a number that is a label of a public set as it is
 MOST_PUBLIC = 2000  # public images that are taken if nobody says how many
 
 

@@ -37,7 +37,7 @@ from pubsel.settings.keys import Overlap
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-UNTOLD = {
+BLANK_WORDS = {
     "",
     "nan",
     "nat",
@@ -52,11 +52,22 @@ UNTOLD = {
     "not available",
     "undefined",
 }
-NOT_KNOWN = {*UNTOLD, "unknown", "not known", "nil", "anonymous", "anonymized", "anonymised", "anon", "\\n", "(blank)"}
-NUMBERS_OF_NOBODY = {"-1", "-9", "-99", "-999", "0", "9", "99", "999", "9999"}  # if one person has many examples
-UNSEEN = {"Cc", "Cf"}  # Unicode's categories of characters that are not printed
-UNSEEN_MARKS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F}  # that change how the last one is printed
-AROUND = "\"'`=^ \u2018\u2019\u201a\u201c\u201d\u201e\u2039\u203a\u00ab\u00bb"  # quotes, ="P7" of a table, ^ of DICOM
+NOT_KNOWN = {
+    *BLANK_WORDS,
+    "unknown",
+    "not known",
+    "nil",
+    "anonymous",
+    "anonymized",
+    "anonymised",
+    "anon",
+    "\\n",
+    "(blank)",
+}
+PLACEHOLDERS = {"-1", "-9", "-99", "-999", "0", "9", "99", "999", "9999"}  # if one person has many examples
+INVISIBLE = {"Cc", "Cf"}  # Unicode's categories of characters that are not printed
+INVISIBLE_MARKS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F}  # that change how the last one is printed
+STRIPPED = "\"'`=^ \u2018\u2019\u201a\u201c\u201d\u201e\u2039\u203a\u00ab\u00bb"  # quotes, ="P7" of a table, ^ of DICOM
 FEW = 50  # training images of a class, below which it may be lost in the noise
 NAMED = 5  # classes that a finding names
 MANY = 20  # classes that are never too many
@@ -132,9 +143,9 @@ def folded(key: str) -> str:
     text = "".join(
         "-" if kind == "Pd" else char
         for char, kind in zip(text, kinds, strict=True)
-        if kind not in UNSEEN and ord(char) not in UNSEEN_MARKS
+        if kind not in INVISIBLE and ord(char) not in INVISIBLE_MARKS
     )
-    text = " ".join(text.split()).strip(AROUND)
+    text = " ".join(text.split()).strip(STRIPPED)
     number = re.fullmatch(r"\+?(-?)0*(\d+)(\.0*)?", text, re.ASCII)
     return number[1] + number[2] if number else text
 
@@ -167,7 +178,7 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
     sizes, n = Counter(names[key] for key in keys), len(keys)
     large = [f"{name} has {size}" for name, size in sizes.items() if size > max(LARGE * n, USUAL * n / len(sizes))]
     if large:
-        severity = ERROR if NUMBERS_OF_NOBODY & {text.rpartition(" has ")[0] for text in large} else WARNING
+        severity = ERROR if PLACEHOLDERS & {text.rpartition(" has ")[0] for text in large} else WARNING
         text = f"{what}: more than a tenth of its {n} examples are of one person: {first_of(large)}"
         findings.append(Finding("large", severity, text, "if that is no person, leave these out"))
     return np.array([unit_of(names[key]) for key in keys], dtype=np.int64), tuple(findings)

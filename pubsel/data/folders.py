@@ -26,7 +26,7 @@ NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # of the images, or units, that are held out where nobody gives a test part
 TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
-MORE = "\0"  # the key of values without a column
+EXTRA = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 
 
@@ -248,12 +248,12 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
     return tuple(findings)
 
 
-OF_SYSTEMS = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__".split()
+SYSTEM_NAMES = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__".split()
 
 
 def hidden(name: str) -> bool:
     """Return whether a file or folder is no part of the data: hidden, or made by a system or an archive."""
-    return name.startswith(".") or name.lower() in (*OF_SYSTEMS, "system volume information")
+    return name.startswith(".") or name.lower() in (*SYSTEM_NAMES, "system volume information")
 
 
 def all_images(folder: Path) -> list[Path]:
@@ -373,7 +373,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
         with plain(table).open(newline="", encoding="utf-8-sig") as file:
             delimiter = max(between, key=file.readline().count)
             file.seek(0)
-            reader = csv.DictReader(file, restkey=MORE, restval="", skipinitialspace=True, delimiter=delimiter)
+            reader = csv.DictReader(file, restkey=EXTRA, restval="", skipinitialspace=True, delimiter=delimiter)
             rows, have = [row for row in reader if "".join(map(str, row.values())).strip()], reader.fieldnames or []
     except UnicodeDecodeError:
         raise UserError(
@@ -385,7 +385,7 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
         raise unreadable(table, error, "not a readable CSV") from None
     if twice := [column for column, count in Counter(have).items() if column and count > 1]:
         raise UserError(f"{table}: two columns are called {twice[0]}: rename one")
-    more = next((i for i, row in enumerate(rows, start=1) if "".join(row.pop(MORE, ())).strip()), None)
+    more = next((i for i, row in enumerate(rows, start=1) if "".join(row.pop(EXTRA, ())).strip()), None)
     if more:
         raise UserError(f"{table}: row {more} has more values than the head has names: quote values with {delimiter!r}")
 

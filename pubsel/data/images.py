@@ -30,8 +30,8 @@ from pubsel.messages import UsageError, UserError, limit
 from pubsel.settings.keys import Read
 
 DICOM = {".dcm", ".dicom"}
-OF_IMAGES = ".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pbm .pgm .ppm .pnm".split()
-SUFFIXES = {*OF_IMAGES, *DICOM}
+IMAGE_SUFFIXES = ".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pbm .pgm .ppm .pnm".split()
+SUFFIXES = {*IMAGE_SUFFIXES, *DICOM}
 MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many
 SIXTEEN = {"I;16", "I;16L", "I;16B", "I;16N"}  # grey, 16 bits
 GREY = {"1", "L", "LA", *SIXTEEN}

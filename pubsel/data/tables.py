@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pubsel.data.examples import UNTOLD, folded, people_of
+from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of
 from pubsel.data.images import MOST, alike
@@ -27,13 +27,13 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "imag
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
-OF_SIDES = {*SIDES, "eval", "evaluation", "holdout", "trainset", "testset"}  # words in columns that may be the split
+SPLIT_WORDS = {*SIDES, "eval", "evaluation", "holdout", "trainset", "testset"}  # words in columns that may be the split
 MOST_SIDES = 6  # different values of such a column
-NO_LABEL = {*UNTOLD, "?"}  # folded
-NOT_TOLD = {*NO_LABEL, "-1"}  # in a column for each label
+NO_LABEL = {*BLANK_WORDS, "?"}  # folded
+UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 DIGITS = 20  # of a number, from which on it is a word
-OWN = "label of several columns"
+JOINED = "label of several columns"
 
 Rows = list[dict[str, str]]
 
@@ -197,7 +197,7 @@ def _may_be_split(column: str, values: set[str]) -> bool:
 
     by_name = words(column) - {"is", "in", "set"}
     parts = [any(word in value for word in ("train", "test", "valid")) for value in values]
-    named = bool(by_name) and by_name <= OF_SIDES
+    named = bool(by_name) and by_name <= SPLIT_WORDS
     return len(values) <= MOST_SIDES and (named or bool(values & set(SIDES)) or (len(parts) > 1 and all(parts)))
 
 
@@ -215,7 +215,9 @@ def _label_of(
         if given is not None or any(_plain(column) in LABELS for column in others):
             return rows, column_of(table, list(rows[0]), "label", LABELS, given), [], ()
         values = {column: [folded(row[column]) for row in rows] for column in others}
-        binary = [c for c in others if set(values[c]) <= {"0", "1", *NOT_TOLD} and not _may_be_split(c, set(values[c]))]
+        binary = [
+            c for c in others if set(values[c]) <= {"0", "1", *UNLABELLED} and not _may_be_split(c, set(values[c]))
+        ]
         ones = [[value == "1" for value in values[column]] for column in binary]
         if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
             return rows, column_of(table, list(rows[0]), "label", LABELS, None), [], ()  # or an error
@@ -236,8 +238,8 @@ def _label_of(
     none = BETWEEN if given else ""
     texts = [BETWEEN.join(c for c in columns if value[c] == "1") or none for value in values.to_dict("records")]
     kept = [bool(given) or count < 2 for count in many]
-    rows = [row | {OWN: text} for row, text, keep in zip(rows, texts, kept, strict=True) if keep]
-    return rows, OWN, columns, tuple(findings)
+    rows = [row | {JOINED: text} for row, text, keep in zip(rows, texts, kept, strict=True) if keep]
+    return rows, JOINED, columns, tuple(findings)
 
 
 class Words(NamedTuple):
@@ -247,11 +249,11 @@ class Words(NamedTuple):
     numbers: dict[str, int]
 
 
-def _one_or_several(table: Path, rows: Rows, label: str, told: bool) -> tuple[Rows, tuple[Finding, ...]]:
+def _one_or_several(table: Path, rows: Rows, label: str, explicit: bool) -> tuple[Rows, tuple[Finding, ...]]:
     """Return the rows without those of several labels if they are less than a tenth, so that no single one decides what
-    a model answers, and findings. told: their owner says that an example has several."""
+    a model answers, and findings. explicit: their owner says that an example has several."""
     several = [BETWEEN in row[label] for row in rows]
-    if told or not any(several) or np.mean(several) >= 1 - MOST:
+    if explicit or not any(several) or np.mean(several) >= 1 - MOST:
         return rows, ()
     text = f"{table.name}: {sum(several)} of {len(rows)} rows have several labels (A|B), and are left out"
     remedy = "give each one, or a column of 0 and 1 for each label and label=[A,B,...]"

@@ -246,7 +246,7 @@ def _loaded(cell: Cell) -> Task:
 
 
 def _check_classes(cell: Cell, task: Task) -> None:
-    """Raise UsageError if a set that the cell is evaluated on lacks a class."""
+    """Raise UserError if a set that the cell is evaluated on has a single class, and its metric needs two."""
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
         check_classes(task.validation.y, task.metric, f"pair.validation={cell.inputs.pair.validation}")

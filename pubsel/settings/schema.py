@@ -110,8 +110,8 @@ def _fault(schema: Any, error: OmegaConfBaseException, prefix: str) -> str:
     """Return what is wrong with the values of `schema`, in a line that names the key."""
     # a free mapping has keys of any name, so none is a misspelling
     parent, _, name = str(error.full_key or "").rpartition(".")
-    beside = {key: f for key, f in walk(schema) if key.rpartition(".")[0] == parent}
-    siblings = {key.rpartition(".")[2]: f.metadata.get("about", "") for key, f in beside.items()}
+    same_group = {key: f for key, f in walk(schema) if key.rpartition(".")[0] == parent}
+    siblings = {key.rpartition(".")[2]: f.metadata.get("about", "") for key, f in same_group.items()}
     key = f"{prefix}{error.full_key or ''}".strip(".")
 
     if isinstance(error, MissingMandatoryValue):

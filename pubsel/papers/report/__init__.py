@@ -135,7 +135,7 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
     rows = judged.judged(table, measured)
     means = rows if rows.empty else judged.summary_by_distance(rows)
 
-    # a drawing for each panel, so that they can stand next to or below each other
+    # one drawing per panel, so that the page can place them side by side or in a column
     plots, panels = [], figures.scatter_rows(table).groupby(["private", "model", "label"], sort=False)
     for i, ((private, _, label), panel) in enumerate(panels):
         about = f"Utility against distance on {private}, {label}: the numbers of the table above"
