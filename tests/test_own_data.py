@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from pubsel.papers import join
 from pubsel.settings.datasets import decoded_folder
 from pubsel.settings.keys import Backbone, Convert, Metric, Pair
 from tests.forked import heard
-from tests.made import not_loaded, not_opened
+from tests.made import not_loaded, not_opened, picture
 
 RUN = """
 model=linear algorithm=non_private pair.public=null distance=none training.epochs=20
@@ -215,8 +216,7 @@ def test_what_is_kept_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Monkey
     same(data.open_dataset(path, root, False, unit), expected)
 
     again()
-    monkeypatch.setattr(images, "upright", undecodable)
-    monkeypatch.setattr(images, "head_of", undecodable)
+    monkeypatch.setattr(images, "_image", undecodable)
     monkeypatch.setattr(overlap, "of_pixels", undecodable)
     kept = data.open_dataset(path, root, False, unit)
     same(kept, expected, known)
@@ -423,15 +423,40 @@ def test_few_images_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def opens(path: Path, root: Path, queue: "multiprocessing.Queue[str]") -> None:
     """One process: it says which images it decodes, and takes its time."""
-    whole = images.upright
+    whole = images.pixels_of
 
-    def slow(file: Path, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
-        queue.put(file.name)
+    def slow(image: Any, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
+        queue.put(Path(image.fp.name).name)
         time.sleep(0.02)
-        return whole(file, bits)
+        return whole(image, bits)
 
-    images.upright = slow
+    images.pixels_of = slow
     queue.put(str(int(data.open_dataset(str(path), str(root), False).train.x.sum())))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("odd", [0, 7])
+def test_each_file_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool, odd: int) -> None:
+    for i in range(30):
+        side = 12 if i == odd else 8
+        picture(tmp_path / "mine" / f"c{i % 2}" / f"{i:02}.png", i, (side, side))
+    opened, whole = Counter[str](), images._image
+
+    def counted(path: Path, bits: int | None = None) -> Any:
+        opened[path.name] += 1
+        return whole(path, bits)
+
+    monkeypatch.setattr(images, "_image", counted)
+    monkeypatch.setattr(images, "EXPECTED", 3)  # the first of each ten, in the order of the classes
+    monkeypatch.setattr(decoded, "SMALL", 0 if kept else 2**26)
+    source = data.open_dataset(str(tmp_path / "mine"), str(tmp_path / "root"), False)
+    assert tuple(source.train.x.shape[1:]) == (3, 8, 8)
+    assert len(source.train.x) + len(source.test.x) == 30
+
+    # those whose heads are read first are opened twice; all are once more if these were of another shape than most
+    again = 30 if odd == 0 else 0
+    assert opened.total() == 30 + 3 + again
+    assert {name for name, count in opened.items() if count > 1 + again // 30} == {"00.png", "20.png", "11.png"}
 
 
 def test_two_processes_decode_once_and_a_killed_one_leaves_nothing_that_is_read(tmp_path: Path) -> None:

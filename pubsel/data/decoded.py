@@ -127,8 +127,26 @@ def _opened(this: Reading, folder: Path, files: str | None) -> Decoded:
         with contextlib.suppress(OSError):  # a folder that may only be read
             forget_decoded(folder, files)
 
-    # what is small is read anew each time, and leaves no copy
+    # most images have the shape of the first few; otherwise all are read once more
     images = this.listed.images()
+    while True:
+        try:
+            return _opened_as(this, images, folder, files)
+        except OtherShape as other:
+            images = other.images
+            say(f"{this.name}: most images are of another shape than the first few: reading all again")
+
+
+class OtherShape(Exception):
+    """The shape of most images is another one than expected. images: in that shape."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+
+def _opened_as(this: Reading, images: Images, folder: Path, files: str | None) -> Decoded:
+    """Return the data as `open_decoded` does, from the user's files. OtherShape if they are to be read once more."""
+    # what is small is read anew each time, and leaves no copy
     n, size = len(this.listed.y), len(this.listed.y) * math.prod(images.shape)
     if size < SMALL and len(this.listed.names) < MANY:
         return _in_memory(this, images, folder)
@@ -215,7 +233,8 @@ def _order(this: Reading, rows: Rows) -> Order:
 
 def _decode(this: Reading, images: Images, put: Callable[[int, Tensor], object], folder: Path) -> Rows:
     """Put every image at its place in the listing. UserError names the files that cannot be read, unless they are to be
-    left out. The images are taken in the order of the listing, since an archive reads in no other one."""
+    left out; OtherShape if most have another one. The images are taken in the order of the listing, since an archive
+    reads in no other one."""
     n = len(this.listed.y)
     rows = Rows(np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool), ())
     errors = dict[int, Unreadable]()
@@ -237,7 +256,10 @@ def _decode(this: Reading, images: Images, put: Callable[[int, Tensor], object],
     for count in map_threads(read, chunks) if images.any_order else map(read, chunks):
         progress.add(count)
     rows.readable[list(errors)] = False
-    return rows._replace(findings=images.findings() + _unreadable(this, rows.readable, errors, folder))
+    unreadable = _unreadable(this, rows.readable, errors, folder)
+    if other := images.again():
+        raise OtherShape(other)
+    return rows._replace(findings=images.findings() + unreadable)
 
 
 def _unreadable(

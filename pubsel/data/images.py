@@ -39,6 +39,7 @@ SEVERAL = {"GIF", "TIFF", "WEBP"}  # formats that may have several pages or fram
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, DecompressionBombError, struct.error, zlib.error, BadZipFile)
 CORRUPT = (*DAMAGE, TypeError, KeyError, IndexError, OverflowError)  # the last three of tags that contradict each other
 MOST = 0.9  # share of the images, or rows of a table, that decides about all: no single one does
+EXPECTED = 64  # images whose heads are read first
 SIDES = (32, 64, 128, 256)  # of images of several sizes, before a backbone scales them
 NARROW = 2**12  # values of 16-bit images that span less are probably of fewer bits
 ORIENTATION = 0x0112  # of EXIF
@@ -56,18 +57,16 @@ class Head(NamedTuple):
     wide: bool  # in colour with 16 bits a channel, of which Pillow reads 8
 
 
-def head_of(path: Path) -> Head:
-    """Return the head of an image file. Unreadable for a file that is absent, no image, or of more than 16 bits per
-    channel."""
-    with _image(path) as image:
-        check_bits(image.mode, path)
-        height, width = image.height, image.width
-        # Pillow turns a TIFF itself, and would decode a PNG to search for its orientation
-        tagged = image.format != "PNG" or {"exif", "XML:com.adobe.xmp"} & image.info.keys()
-        if image.format != "TIFF" and tagged and image.getexif().get(ORIENTATION) in TURNED:
-            height, width = width, height
-        frames = getattr(image, "n_frames", 1) if image.format in SEVERAL else image.info.get(FRAMES, 1)
-        return Head((height, width), _is_grey(image), frames, WIDE in image.info)
+def _head_of(path: Path, image: Image.Image) -> Head:
+    """Return the head of an opened image, before it is decoded. Unreadable for more than 16 bits per channel."""
+    check_bits(image.mode, path)
+    height, width = image.height, image.width
+    # Pillow turns a TIFF itself, and would decode a PNG to search for its orientation
+    tagged = image.format != "PNG" or {"exif", "XML:com.adobe.xmp"} & image.info.keys()
+    if image.format != "TIFF" and tagged and image.getexif().get(ORIENTATION) in TURNED:
+        height, width = width, height
+    frames = getattr(image, "n_frames", 1) if image.format in SEVERAL else image.info.get(FRAMES, 1)
+    return Head((height, width), _is_grey(image), frames, WIDE in image.info)
 
 
 def _is_grey(image: Image.Image) -> bool:
@@ -81,27 +80,25 @@ def _is_grey(image: Image.Image) -> bool:
     return image.mode in GREY
 
 
-def alike(source: Path, paths: Sequence[Path], read: Read) -> Images:
+def alike(source: Path, paths: Sequence[Path], read: Read, shape: Shape | None = None) -> Images:
     """Return a user's images at one size, grey or in colour: as nine tenths of them are, unless `read` says otherwise.
 
     Without one size, the side of all is the smallest of SIDES that nine tenths of the short sides do not exceed: a
-    backbone scales them again. Size and colour are treated as public.
+    backbone scales them again. Size and colour are treated as public. shape: that is expected of them; None: the shape
+    of a few that are spread over the list, so that each of the others is opened once.
     """
-    # a header tells size and colour; what cannot be read is counted when it is
-    heads = [head for head in map(_head, paths) if head is not None]
-    if not heads:
-        raise UserError(f"{source}: none of its {len(paths)} images can be read, the first {paths[0]}")
-    grey = sum(head.grey for head in heads)
-    channels = read.channels or (1 if grey >= MOST * len(heads) else 3)
-    size, of_size = _size(source, Counter(head.size for head in heads), read)
-    shape = (channels, *size)
-    of_heads = (*of_size, *_of_heads(source, heads, shape))
+    if shape is None:
+        some = list(filter(None, map(_head, paths[:: max(1, len(paths) // EXPECTED)])))
+        shape, _ = _shape_of(source, some, read) if some else ((3, SIDES[0], SIDES[0]), ())
 
     # Each image is hashed as it was decoded: the same image may be there at another size.
-    spans, flat = dict[int, tuple[int, int]](), set[str]()
+    heads, spans, flat = dict[int, Head](), dict[int, tuple[int, int]](), set[str]()
 
     def image(i: int) -> tuple[Tensor, int | None]:
-        decoded, span = upright(paths[i], read.bits)
+        with _image(paths[i], read.bits) as opened:
+            head = _head_of(paths[i], opened)
+            decoded, span = pixels_of(opened, read.bits)
+        heads[i] = head
         if span:
             spans[i] = span
         if decoded.min() == decoded.max():
@@ -111,27 +108,42 @@ def alike(source: Path, paths: Sequence[Path], read: Read) -> Images:
         before = before[:1] if (before == before[:1]).all() else before  # the same image, however it is stored
         return x, of_pixels(before) if before.shape != shape else None
 
-    def of_values() -> tuple[Finding, ...]:
-        findings = list(of_heads)
+    def again() -> Images | None:
+        if not heads:
+            raise UserError(f"{source}: none of its {len(paths)} images can be read, the first {paths[0]}")
+        of_all, _ = _shape_of(source, [*heads.values()], read)
+        return None if of_all == shape else alike(source, paths, read, of_all)
+
+    def findings() -> tuple[Finding, ...]:
+        ordered = [heads[i] for i in sorted(heads)]
+        result = [*_shape_of(source, ordered, read)[1], *_of_heads(source, ordered, shape)]
         if flat:
             text = f"{source.name}: {len(flat)} images have a single value, such as all black: {min(flat)}"
-            findings.append(Finding("black", WARNING, text))
+            result.append(Finding("black", WARNING, text))
         narrow = sum(high - low < NARROW for low, high in spans.values())
         if spans and read.bits is None and narrow >= MOST * len(spans):
             bits = max(high for _, high in spans.values()).bit_length()
             bits = max(8, bits + bits % 2)  # as sensors have them: 10, 12 or 14
             text = f"{source.name}: {narrow} of {len(spans)} 16-bit images use less than a sixteenth of the range"
-            findings.append(Finding("bits", ERROR, text, f"set bits={bits}, as many as their values have"))
-        return tuple(findings)
+            result.append(Finding("bits", ERROR, text, f"set bits={bits}, as many as their values have"))
+        return tuple(result)
 
-    return Images(shape, image, of_values)
+    return Images(shape, image, findings, again)
 
 
 def _head(path: Path) -> Head | None:
     try:
-        return head_of(path)
+        with _image(path) as image:
+            return _head_of(path, image)
     except Unreadable:
         return None
+
+
+def _shape_of(source: Path, heads: Sequence[Head], read: Read) -> tuple[Shape, tuple[Finding, ...]]:
+    """Return the shape that nine tenths of some images give to all, and the finding that they have none."""
+    channels = read.channels or (1 if sum(head.grey for head in heads) >= MOST * len(heads) else 3)
+    (height, width), findings = _size(source, Counter(head.size for head in heads), read)
+    return (channels, height, width), findings
 
 
 def _size(source: Path, sizes: Counter[tuple[int, int]], read: Read) -> tuple[tuple[int, int], tuple[Finding, ...]]:

@@ -74,6 +74,7 @@ class Images(NamedTuple):
     image: Callable[[int], tuple[Tensor, int | None]]  # image i, uint8 [*shape], and its digest as it was decoded
     # (overlap.digest; None: that of the image as it is). Unreadable for a damaged file.
     findings: Callable[[], tuple[Finding, ...]] = tuple  # once all images were read
+    again: Callable[[], "Images | None"] = lambda: None  # then the same in another shape, if that is the shape of most
     any_order: bool = True  # whether they can be read in any order, several at a time
 
 
