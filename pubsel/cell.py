@@ -219,7 +219,7 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     m = 0 if public is None else len(public.x)
     n, d = task.units, private.x.shape[1]
     known = task.same_task, task.same_classes
-    return algorithm.derived(Facts(n, d, m, task.classes, several, mu, *known))
+    return algorithm.derived(Facts(n, d, m, task.classes, several, mu, *known, raw=task.raw))
 
 
 def use_threads(threads: int | None) -> None:
@@ -255,7 +255,8 @@ def guarantee(
     budget: Budget, training: Training, algorithm: Algorithm, n: int, report: Callable[[str], None] = say
 ) -> tuple[Schedule, accountant.Plan | None, accountant.Plan | None]:
     """Plan steps and noise for n private units, examples or people: the schedule, what training spends, and what a
-    release before it spends. report: takes lines about it."""
+    release before it spends; of one that counts as steps (`Algorithm.first_steps`), what both spend. report: takes
+    lines about it."""
     plan = schedule(n, training)
     if isinstance(algorithm, Derives):
         plan = plan._replace(steps=algorithm.steps)
@@ -291,12 +292,17 @@ def guarantee(
         if plan.rate < 1:
             raise UsageError(f"privacy.noise_multiplier={sigma}: for full batches: set training.batch_size to {n}")
         plan = plan._replace(steps=accountant.most_steps(epsilon, delta, sigma))
-    spend = accountant.plan(epsilon, delta, plan.rate, plan.steps, algorithm.sensitivity(), budget.accounting)
+    # or it counts as so many of the full-batch steps of training, the mean of which has less noise
+    steps = plan.steps + algorithm.first_steps
+    spend = accountant.plan(epsilon, delta, plan.rate, steps, algorithm.sensitivity(), budget.accounting)
     if sigma is not None:
-        spend = spend._replace(noise_multiplier=sigma, epsilon=accountant.spent(sigma, plan.rate, plan.steps, delta))
+        spend = spend._replace(noise_multiplier=sigma, epsilon=accountant.spent(sigma, plan.rate, steps, delta))
+    if algorithm.first_steps:
+        assert plan.rate == 1
+        first = spend._replace(noise_multiplier=spend.noise_multiplier / math.sqrt(algorithm.first_steps))
 
     report(
-        f"  {plan.steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
+        f"  {steps} steps, sampling rate {plan.rate:.4g}, noise multiplier {spend.noise_multiplier:.4g}, "
         f"sensitivity {algorithm.sensitivity():.4g}: epsilon {spend.epsilon:.4g} at delta {delta:g}"
     )
     return plan, spend, first

@@ -121,8 +121,12 @@ def test_pixels_are_the_images_themselves(tmp_path):
     assert torch.equal(found.test.x, given.test.x.reshape(3, 16) / 255)
     assert torch.equal(found.train.y, given.train.y)
     assert list(tmp_path.iterdir()) == []
-    again = of_source("some", found, check(Backbone, {"architecture": "nope"}), str(tmp_path), CPU, print)
-    assert again is found  # features already
+    rows = check(Backbone, {"architecture": "rows"})
+    assert of_source("some", found, rows, str(tmp_path), CPU, print) is found
+    with pytest.raises(UsageError, match="set model=rows"):
+        of_source("some", found, check(Backbone, {"architecture": "pixels"}), str(tmp_path), CPU, print)
+    with pytest.raises(UsageError, match="has images"):
+        of_source("some", given, rows, str(tmp_path), CPU, print)
 
 
 @pytest.mark.parametrize("empty", ["neither", "train", "test"])

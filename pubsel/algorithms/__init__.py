@@ -108,6 +108,9 @@ def roots(x: Tensor) -> Tensor:
     return x.abs().sqrt_().mul_(x.sign())  # features can be wide: as few copies of them as can be
 
 
+Scaling = tuple[Tensor, Tensor, Tensor]  # centre and scale of columns, float32 [d], and limit, float32
+
+
 class Frozen(nn.Module):
     """Untrained layers before a linear classifier: x [n, d] -> (x - shift) projection [n, k], of `roots` of x if
     `root`; if `level`, minus the mean of each row; then, if `unit`, each row is scaled to norm `length`. None: left
@@ -121,6 +124,9 @@ class Frozen(nn.Module):
     projection: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
+    centre: Tensor | None
+    scale: Tensor | None
+    limit: Tensor | None
 
     def __init__(
         self,
@@ -137,7 +143,21 @@ class Frozen(nn.Module):
         weight, bias = classifier or (None, None)
         for name, tensor in {"shift": shift, "projection": projection, "weight": weight, "bias": bias}.items():
             self.register_buffer(name, tensor)
+        self.scaled(None)
         self.unit, self.root, self.level, self.length, self.rest = unit, root, level, length, rest
+
+    def scaled(self, scaling: Scaling | None) -> Self:
+        """Return it with (x - centre) / scale in place of x before all else, at most `limit` in absolute value; what is
+        missing (NaN) is zero then. None: x as it is."""
+        for name, tensor in zip(("centre", "scale", "limit"), scaling or (None, None, None), strict=True):
+            self.register_buffer(name, tensor)
+        return self
+
+    def parts(self) -> dict[str, Any]:
+        """Return the arguments that it is made of, but for a classifier, and its `scaling`."""
+        names = ("shift", "projection", "unit", "root", "level", "length", "rest")
+        scaling = None if self.centre is None else (self.centre, self.scale, self.limit)
+        return {name: getattr(self, name) for name in names} | {"scaling": scaling}
 
     def with_unit(self, unit: bool) -> Self:
         """Return it with rows of norm `length` if `unit`; otherwise as it is."""
@@ -151,7 +171,9 @@ class Frozen(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        # in the order of the docstring: roots, shift, projection, mean, norm
+        # columns of a table first; then in the order of the docstring: roots, shift, projection, mean, norm
+        if self.centre is not None and self.scale is not None and self.limit is not None:
+            x = ((x - self.centre) / self.scale).clamp(-self.limit, self.limit).nan_to_num_(0.0)
         if self.root:
             x = roots(x)
         if self.shift is not None:
@@ -194,6 +216,7 @@ class Facts(NamedTuple):
     mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
     same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
     same_classes: bool = True  # no public set is known to have other classes
+    raw: int | None = None  # of a table: how many columns, the first ones, have no known scale; None: features
 
 
 @dataclass
@@ -220,6 +243,12 @@ class Algorithm:
     def first_share(self) -> float:
         """Return the share of the budget that a `Release` before training spends."""
         return 0.0
+
+    @property
+    def first_steps(self) -> int:
+        """Return the number of full-batch steps that a `Release` before training counts as. Its noise is that of the
+        mean of as many steps, and one plan covers them and the steps of training."""
+        return 0
 
     @property
     def offsets(self) -> int:
@@ -294,7 +323,7 @@ def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | 
 @runtime_checkable
 class Freezes(Protocol):
     """An algorithm that trains a linear classifier on features, after a map that it fixes first. One that returns a
-    `Release` has a `first_share` above 0."""
+    `Release` has a `first_share` or `first_steps` above 0."""
 
     @property
     def offsets(self) -> int: ...

@@ -9,6 +9,9 @@ Public labels of the same task weigh the examples of the map, so that rare class
 starting from nothing. That one sees all features, without whitening, which pays only where there is noise; the
 correction has as many directions as the budget allows.
 
+Columns of a table are brought to one scale first (`pubsel.algorithms.columns`): by public data, or by a private
+histogram that counts as some more of the steps. Their roots are not taken.
+
 Where public examples are too few to span as many directions as the budget allows, all features have a share of each row
 (`WhitenedHead.derived`): what is known of their covariance then counts for as much as it is worth.
 
@@ -26,7 +29,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, check_labels, roots
+from pubsel.algorithms import Facts, Frozen, Mechanism, Random, Release, View, check_labels, columns, roots
 from pubsel.algorithms.adamix import weight_of
 from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise, steps_by_noise
 from pubsel.data import Split
@@ -63,15 +66,16 @@ def class_weights(y: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
-def whitened(public: Tensor, k: int, weights: Tensor | None = None) -> Frozen:
+def whitened(public: Tensor, k: int, weights: Tensor | None = None, root: bool = True) -> Frozen:
     """Return the map x [n, d] -> [n, k] that public features [m, d] define.
 
     Of the `roots` of features, which are skewed after a ReLU, the public mean is subtracted, and each is divided by the
     square root of its public deviation. Direction j of the k with the largest variance v_j is scaled by (v_j + mean
     v)^EXPONENT: not quite whitening, with a ridge. Last, each row is brought to norm LENGTH. weights: of the examples,
-    [m], with sum 1; None: all weigh the same. UsageError if the public features do not vary.
+    [m], with sum 1; None: all weigh the same. root: whether roots are taken. UsageError if the public features do not
+    vary.
     """
-    x = roots(public.double())
+    x = roots(public.double()) if root else public.double()
     m, d = x.shape
     weights = x.new_full((m,), 1 / m) if weights is None else weights
     mean = weights @ x
@@ -94,7 +98,7 @@ def whitened(public: Tensor, k: int, weights: Tensor | None = None) -> Frozen:
 
     ridge = x.square().sum() / d  # the mean of all d eigenvalues
     directions = scale[:, None] * vectors * (vary * (values + ridge) ** EXPONENT)  # [d, k]
-    return Frozen(mean.float(), directions.float(), unit=True, root=True, length=LENGTH)
+    return Frozen(mean.float(), directions.float(), unit=True, root=root, length=LENGTH)
 
 
 def public_classifier(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -201,7 +205,25 @@ class WhitenedHead(Clipping):
         rate = self.rate(self.facts.n, steps)
         values = {"k": self.k or self.facts.d, "steps": steps, "learning_rate": rate, "clip_norm": self.bound}
         values["public_labels"] = self.labelled
-        return values | ({"rest": self.rest} if self.rest else {})
+        values |= {"rest": self.rest} if self.rest else {}
+        return values | ({"steps_of_histogram": self.first_steps} if self.first_steps else {})
+
+    @property
+    def scales(self) -> bool:
+        """Return whether a private histogram brings columns to one scale: there are some without one, no public data,
+        and enough rows for the noise."""
+        facts, raw = self.facts, self.facts.raw or 0
+        worth = facts.n * facts.mu * math.sqrt(columns.SHARE) >= columns.FEWEST * math.sqrt(raw)
+        return raw > 0 and facts.m == 0 and worth
+
+    @property
+    def mu(self) -> float:
+        """Return the mu that is left for the steps."""
+        return self.facts.mu * math.sqrt(1 - columns.SHARE if self.scales else 1)
+
+    @property
+    def first_steps(self) -> int:
+        return max(1, round(self.steps * columns.SHARE / (1 - columns.SHARE))) if self.scales else 0
 
     @property
     def bound(self) -> float:
@@ -227,13 +249,12 @@ class WhitenedHead(Clipping):
     def steps(self) -> int:
         """Return the number of steps of a task: more than the fewest if their learning rate, which the noise would
         allow, is not stable (`steps_by_noise`)."""
-        mu, n = self.facts.mu, self.facts.n
-        wanted = steps_by_noise(ROW, self.bound, mu, n, MOMENTUM, self.curvature, self.deviation)
+        wanted = steps_by_noise(ROW, self.bound, self.mu, self.facts.n, MOMENTUM, self.curvature, self.deviation)
         return math.ceil(min(max(FEWEST_STEPS, wanted), MOST_STEPS))
 
     def rate(self, n: int, steps: int) -> float:
         """Return the learning rate for the mean gradient of n examples (`rate_by_noise`)."""
-        noise_multiplier = math.sqrt(steps) / self.facts.mu
+        noise_multiplier = math.sqrt(steps) / self.mu
         return rate_by_noise(ROW, self.bound, noise_multiplier, steps, n, MOMENTUM, self.curvature, self.deviation)
 
     @property
@@ -253,25 +274,34 @@ class WhitenedHead(Clipping):
     def numbers(self, view: View) -> int:
         return 0
 
-    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
-        rows of one length."""
+        rows of one length. Of a table, columns in their scale come first, which a histogram of private rows gives if
+        there are no public ones."""
+        facts, weights = self.facts, None
+        table, raw = facts.raw is not None, facts.raw or 0
         if public is None:
-            return Frozen(unit=True, root=True, level=True, length=LENGTH)
+            if self.scales:
+                mu_of_histogram = facts.mu * math.sqrt(self.first_steps / (self.steps + self.first_steps))
+                return columns.released(raw, d, mu_of_histogram, LENGTH)
+            as_it_is = torch.zeros(0), torch.zeros(0), torch.tensor(math.inf)
+            scaling = columns.widened(as_it_is, d) if table else None
+            return Frozen(unit=True, root=not table, level=not table, length=LENGTH).scaled(scaling)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
-        facts, weights = self.facts, None
         if self.labelled:
             what = f"algorithm.public_labels={self.public_labels.name}"
             check_labels(public.y, facts.classes, facts.multi_label, facts.same_classes, what)
             weights = None if facts.multi_label else class_weights(public.y)
-        frozen = whitened(public.x, self.k, weights)
+        scaling = columns.by_public(public.x, raw) if table else None
+        x = Frozen().scaled(scaling)(public.x)
+        frozen = whitened(x, self.k, weights, root=not table)
 
         frozen.rest = self.rest
         if self.offsets:
-            whole = Frozen(frozen.shift, unit=True, root=True, length=LENGTH)
-            frozen.weight, frozen.bias = public_classifier(whole(public.x), public.y, facts.classes)
-        return frozen
+            whole = Frozen(frozen.shift, unit=True, root=not table, length=LENGTH)
+            frozen.weight, frozen.bias = public_classifier(whole(x), public.y, facts.classes)
+        return frozen.scaled(scaling)
 
     def width(self, d: int) -> int:
         return super().width(d) + (d if self.rest else 0) + self.offsets

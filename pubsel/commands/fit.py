@@ -45,7 +45,7 @@ from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
-GREY, COLOUR = "scattering", "resnet50_sl"  # names in conf/model
+GREY, COLOUR, ROWS = "scattering", "resnet50_sl", "rows"  # names in conf/model
 WEIGHTS = "model.safetensors"  # of a model that timm publishes
 OF_EXPORT = ("results", "data_root", "download", "threads", "debug", "to", "format")  # keys of both commands
 TIMED = 32  # images whose features are computed to tell how long all take
@@ -148,6 +148,8 @@ def features_for(task: Task, settings: FitConfig, budget: Shares) -> str:
     """Return the name in conf/model for images: scattering is better on grey ones, and needs no weights. If this
     command was started before, what it took then: other features would be another release."""
     # a command that was stopped resumes with the features that it began with
+    if len(task.shape) == 1:
+        return ROWS
     if task.shape[0] == 1:
         return GREY
     for features in (COLOUR, GREY):
@@ -184,7 +186,7 @@ def _at_hand(architecture: str, download: bool) -> bool:
 
 def planned(settings: FitConfig, public: str | None = None) -> Task:
     """Return the private images on the sides that they will have, before any is left out since it is public too, or
-    with a public set. UsageError if they are rows of a table."""
+    with a public set."""
     pair = Pair(
         private=settings.private,
         public=public,
@@ -196,10 +198,7 @@ def planned(settings: FitConfig, public: str | None = None) -> Task:
         metric=settings.metric,
         read=read_of(settings),
     )
-    task = load(pair, settings.data_root, settings.download, keep=settings.keep)
-    if task.private.x.dim() != 4:
-        raise UsageError(f"private={settings.private}: rows of a table: pubsel fit takes images; see pubsel run --help")
-    return task
+    return load(pair, settings.data_root, settings.download, keep=settings.keep)
 
 
 class Public(NamedTuple):
@@ -229,14 +228,15 @@ def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
             continue
         if same_examples(settings.private, name, settings.data_root):
             raise UsageError(f"{key}=[{name}]: this is the private data: take another set")
+        rules = of_public_data(read_of(settings))
         source = open_dataset(
-            name, settings.data_root, settings.download, None, settings.keep, of_public_data(read_of(settings))
+            name, settings.data_root, settings.download, None, settings.keep, rules, task.columns, labelled=False
         )
         m = len(source.train.y) + len(source.test.y)
         if key == "public":
             m = min(MOST_PUBLIC, m)
             if m < coverage.FEWEST:
-                raise UsageError(f"public=[{name}]: {m} images are too few: give {coverage.FEWEST} or more")
+                raise UsageError(f"public=[{name}]: {m} {source.kind} are too few: give {coverage.FEWEST} or more")
         # images that are public too leave, if this set is chosen
         sides = _sides(planned(settings, name)) if key == "public" else _sides(task)
         many[name] = Public(m, source.names, sides if sides != _sides(task) else None)
@@ -248,16 +248,16 @@ def print_plan(
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
     n, held, test = task.units, task.held_out_units, len(task.test.y)
-    units = "images" if task.people is None else "people"
-    channels, height, width = task.shape
+    kind = "images" if len(task.shape) == 3 else "rows"
+    units = kind if task.people is None else "people"
     yield f"plan for {settings.private}"
-    yield f"  images: {height}x{width}x{channels}, {task.classes} classes"
+    yield f"  {kind}: {task.form}, {task.classes} classes"
     of_people = task.people is not None
     images = len(task.private.y) + (0 if task.validation is None else len(task.validation.y))
-    whose = f"of the {n + held:,} people with {images:,} images " if of_people else ""
-    tested = f"{test:,}{' images' * of_people} for testing (test results are not released)"
+    whose = f"of the {n + held:,} people with {images:,} {kind} " if of_people else ""
+    tested = f"{test:,}{f' {kind}' * of_people} for testing (test results are not released)"
     yield f"  {whose}{n:,} for training, {held:,} to measure, {tested}"
-    listed = ", ".join(f"{name} ({public.m:,} images)" for name, public in publics.items())
+    listed = ", ".join(f"{name} ({public.m:,} {kind})" for name, public in publics.items())
     chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
     yield f"  public data: {listed + chosen if publics else 'none'}"
     for name, public in publics.items():
@@ -277,7 +277,7 @@ def print_plan(
         ", a noisy table of counts" if held else ""
     )
     yield from _doubts(settings, task)
-    if timed:
+    if timed and kind == "images":
         yield _time(
             settings, of_run, task, sum(public.m for name, public in publics.items() if not is_embeddings(name))
         )
@@ -330,23 +330,24 @@ def _time(settings: FitConfig, of_run: RunConfig, task: Task, public: int) -> st
 def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -> str:
     """Return the result in words."""
     chosen, bounds = record["public"], record["utility_interval"]
+    kind, new = ("rows", "new_table.csv") if record["model"] == ROWS else ("images", "./new_images")
     interval = f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else ""
     lines = [f"{settings.to}: {', '.join(files)}"]
     if settings.pool:
         drawn = ", ".join(f"{count:,} of {name}" for name, count in record["pool"]["examples"].items() if count)
-        none = "none: too few pool images resemble yours to be detected above the noise"
+        none = f"none: too few pool {kind} resemble yours to be detected above the noise"
         lines += [f"  public examples, chosen privately: {drawn or none}"]
     if settings.public:
-        none = "none: your images do not resemble those of a public set detectably above the noise"
+        none = f"none: your {kind} do not resemble those of a public set detectably above the noise"
         lines += [f"  public data, chosen privately: {chosen or none}"]
     if record.get("quality"):
         lines += [f" {measurement.quality_text(record['quality'])} This is in the folder."]
     lines += [
-        f"  On {record['test_examples']} test images: {record['metric'].replace('_', ' ')} "
+        f"  On {record['test_examples']} test {kind}: {record['metric'].replace('_', ' ')} "
         f"{100 * record['utility']:.1f} %{interval}{training.on_test_text(record, 1) or '.'} "
         "This is not private, and not in the folder.",
         f"  {record['privacy']['statement']}",
-        f"  Use it: pubsel predict {settings.to} ./new_images",
+        f"  Use it: pubsel predict {settings.to} {new}",
     ]
     return "\n".join(lines)
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel import records
-from pubsel.data.given import Given, as_input, given
+from pubsel.data.given import IMAGES, Given, as_input, given
 from pubsel.files import ProgressLine
 from pubsel.messages import UsageError, UserError, say
-from pubsel.release.classifier import Classifier, files_of, read_facts
+from pubsel.release.classifier import Classifier, files_of, read_facts, takes_of
 from pubsel.release.reopen import LEFT, folder_of, opened
 from pubsel.settings import outputs
 from pubsel.settings.keys import PredictConfig
@@ -71,7 +71,8 @@ def run(settings: PredictConfig) -> str:
     if not settings.images:
         raise UsageError("pubsel predict RUN IMAGES: give folders, image files, CSV or npz files after the run")
     # nothing that the command reads may be written over
-    images = given(settings.images)
+    files = files_of(folder_of(settings.run, Path(settings.results)))
+    images = given(settings.images, takes_of(read_facts(files[1])) if files else IMAGES)
     output = outputs.output(settings.to, inputs(settings, images))
     classifier = opened(settings)
 
@@ -84,7 +85,8 @@ def run(settings: PredictConfig) -> str:
             table.writerows(map(records.as_cell, row) for row in part.rows(settings.all))
             n += len(part)
     what = "labels" if classifier.multi_label else "classes"
-    return output.report(f"{settings.to}: {n:,} images, {len(classifier.classes)} {what}")
+    kind = "rows" if classifier.takes.rows else "images"
+    return output.report(f"{settings.to}: {n:,} {kind}, {len(classifier.classes)} {what}")
 
 
 def inputs(settings: PredictConfig, images: list[Given]) -> Iterator[Path]:
@@ -105,7 +107,8 @@ def predict(settings: PredictConfig, images: Any) -> Predictions:
     # an empty list would give an empty answer, and hide a wrong path
     if isinstance(images, Sequence) and not len(images):
         raise UsageError("images: none given: give paths, PIL images, arrays or tensors")
-    parts = list(predicted(opened(settings), given(images), settings.skip))
+    classifier = opened(settings)
+    parts = list(predicted(classifier, given(images, classifier.takes), settings.skip))
     files = [file for part in parts for file in part.files]
     return Predictions(
         files, parts[0].classes, np.concatenate([part.probabilities for part in parts]), parts[0].multi_label

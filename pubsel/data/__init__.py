@@ -30,6 +30,7 @@ from pubsel.data.examples import (
     apart,
     as_classes,
     drawn,
+    each_row,
     examples_of,
     folded,
     hold_out,
@@ -54,6 +55,7 @@ from pubsel.data.splits import (
     listing_in_order,
 )
 from pubsel.data.unknown import refusal
+from pubsel.data.vectors import Field, is_rows, parts_of, read_rows
 from pubsel.files import digest
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
@@ -99,6 +101,17 @@ class Task(NamedTuple):
     findings: tuple[Finding, ...] = ()
     bits: int | None = None  # of a value in 16-bit images; None: 16
     content: str | None = None  # digest of all private examples, before any is left out; None: of a published set
+    columns: tuple[Field, ...] = ()  # of a table, if x are its rows, or of features if they are images' or anyone's
+    raw: int | None = None  # of a table: how many of the d columns, the first ones, have no known scale
+
+    @property
+    def form(self) -> str:
+        """Return the shape of an example, in words."""
+        if len(self.shape) == 3:
+            channels, height, width = self.shape
+            return f"{height}x{width}x{channels}"
+        numbers = f"{self.shape[0]} {'columns' if self.columns else 'numbers'}"
+        return numbers + (f", {self.raw} of them without bounds" if self.raw else "")
 
     @property
     def units(self) -> int:
@@ -134,7 +147,7 @@ class Reader(NamedTuple):
     """The place of datasets, whether missing ones are downloaded, and how they are used: through(name, source, like),
     such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
     read again. unit, keep: as in `open_dataset`. rules: by which a user's files are read; pixels: a network is trained
-    on the images themselves."""
+    on the images themselves; columns: of the private table, which are read of others."""
 
     data_root: str
     download: bool = False
@@ -145,11 +158,14 @@ class Reader(NamedTuple):
     keep: bool = True
     rules: Read = Read()
     pixels: bool = False
+    columns: tuple[Field, ...] = ()
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
-        source = open_dataset(name, self.data_root, self.download, self.unit, self.keep, self.rules)
+        source = open_dataset(
+            name, self.data_root, self.download, self.unit, self.keep, self.rules, self.columns, self.opened is None
+        )
         settle(source.findings, self.rules.accept or [])
         # no backbone would scale the images again, so their size is a decision
         sizes = next((finding for finding in source.findings if finding.name == "no_size"), None)
@@ -243,7 +259,9 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     if not published and any(same_examples(pair.private, name, data_root) for name in sets):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
-    read = read._replace(like=_image_shape(opened.images), opened=opened, rules=of_public)
+    read = read._replace(
+        like=_image_shape(opened.images), opened=opened, rules=of_public, columns=opened.images.columns
+    )
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
@@ -284,12 +302,15 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         findings=tuple(findings),
         bits=pair.read.bits,
         content=content,
+        columns=source.columns,
+        raw=source.raw,
     )
 
 
 def of_public_data(read: Read) -> Read:
     """Return the rules by which public files are read: those of the private ones that do not name a part of them."""
-    return Read(accept=read.accept, skip=read.skip, labels=read.labels, bits=read.bits)
+    kept = ("accept", "skip", "labels", "bits", "bounds", "scale")
+    return Read(**{key: getattr(read, key) for key in kept})
 
 
 def check_read(name: str, read: Read) -> None:
@@ -326,7 +347,11 @@ def _table(opened: Opened, published: bool) -> Examples:
     files, used = opened.images.files, opened.used
     names = None if files is None else (files[0].names, files[1].names)
     content = opened.digests(_shape(opened))
-    return examples_of(opened.name, (used.train.y, used.test.y), content, used.groups, published, names)
+    table = examples_of(opened.name, (used.train.y, used.test.y), content, used.groups, published, names)
+    if opened.images.kind == "images" or published:
+        return table
+    unit = table.unit if table.people else each_row(table.content.own, table.y)
+    return table._replace(unit=unit, kind="rows")
 
 
 def _sets(pair: Pair) -> list[str]:
@@ -455,6 +480,8 @@ def open_dataset(
     unit: str | None = None,
     keep: bool = True,
     read: Read | None = None,
+    columns: tuple[Field, ...] = (),
+    labelled: bool = True,
 ) -> Source:
     """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
 
@@ -465,9 +492,11 @@ def open_dataset(
     by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
     class. unit: what tells whose examples they are, as `pair.unit` says; UsageError if the set does not tell. Of a
     user's own data, keep: whether images are kept once they are decoded (`decoded.open_decoded`); read: how files are
-    read.
+    read; columns: of a table, that are read; empty: all; labelled: whether rows must have labels.
     """
-    if is_path(name):
+    if is_path(name) and Path(name).expanduser().exists() and is_rows(Path(name).expanduser(), read or Read()):
+        source = _open_rows(name, unit, read or Read(), columns, labelled)
+    elif is_path(name):
         source = _open_path(name, data_root, keep, unit, read or Read())
     else:
         source = _open_named(name, data_root, download, unit)
@@ -673,6 +702,16 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
         groups=parts.groups,
         findings=findings,
     )
+
+
+def _open_rows(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
+    """Return a user's rows of numbers, as they are used."""
+    path = Path(name).expanduser()
+    rows = read_rows(path, unit, read, columns, labelled)
+    parts = parts_of(name, rows)
+    metric = "auc" if rows.y.dim() == 2 else "accuracy"
+    source = Source(parts.train, parts.test, rows.classes, metric, (), (), parts.notes, names=rows.names)
+    return source._replace(groups=parts.groups, findings=rows.findings, columns=rows.columns, raw=rows.raw)
 
 
 def _source(

@@ -97,6 +97,7 @@ class Examples(NamedTuple):
     people: bool  # the unit is a person
     published: bool  # the set is one of conf/dataset
     examples: tuple[Sequence[str], Sequence[str]] | None = None  # file names of both parts
+    kind: str = "images"  # or rows: equal ones may be of different people, so that they are no copies
 
     def has(self, role: Role) -> Bools:
         """Return which examples have a role, bool [n]."""
@@ -184,6 +185,16 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
     return np.array([unit_of(names[key]) for key in keys], dtype=np.int64), tuple(findings)
 
 
+def each_row(content: Ints, y: Tensor) -> Ints:
+    """Return the unit of each of n rows of numbers, int64 [n]. Equal rows of a table may be of different people: of k
+    rows with equal content and label, each has a unit by its number among them. Which of them has which number makes no
+    difference, so that without one of them the others are still on their sides."""
+    label = np.unique(y.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+    number = pd.DataFrame({"content": content, "label": label}).groupby(["content", "label"]).cumcount().to_numpy()
+    values = y.numpy().reshape(len(y), -1)
+    return np.array([unit_of(f"{c} {v.tolist()} {k}") for c, v, k in zip(content, values, number, strict=True)])
+
+
 def hashes(unit: Ints, purpose: str, seed: int = 0) -> NDArray[np.uint64]:
     """Return a number of 64 bits for each of n units, uint64 [n], as if drawn at random for a purpose: the unit's own
     number, the purpose and the seed decide it, and no other unit. Two purposes are independent."""
@@ -215,7 +226,7 @@ def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
     Images with equal content and equal label are one example of their unit, whichever copy stays. An image that a unit
     has with several labels is left out: nobody can say which one is right, and the decision is by its own unit alone.
     """
-    if table.published:
+    if table.published or table.kind == "rows":
         return table, ()
 
     # rows of one unit with equal content and label, in one part, are copies of each other
@@ -274,6 +285,8 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
 def apart(table: Examples, public: Digests, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table with no example that is public too, and findings: how=leave: such examples leave the private
     data and the test set. Public data decide this image by image, so nobody moves anybody else."""
+    if table.kind == "rows":
+        return table, ()
     stays = table.has(Role.private) | table.has(Role.test)
     twice = stays.copy()
     twice[stays] = among(rows(table.content, stays), public)
@@ -330,6 +343,8 @@ def take_public(table: Examples, public: Bools, how: Overlap) -> tuple[Examples,
         raise UsageError(f"{key}: no {word} images of {table.name} would remain: take fewer public ones")
 
     # a copy of a public example may have been trained on
+    if table.kind == "rows":
+        return table, tuple(findings)
     twice = rest.copy()
     twice[rest] = among(rows(table.content, rest), rows(table.content, public))
     if twice.any():
@@ -372,6 +387,8 @@ def hold_out(
     table = table._replace(role=role)
 
     # an image of two people, or of a published set, may be on both sides
+    if table.kind == "rows":
+        return table, ()
     out = rows(table.content, table.has(Role.held_out))
     twice = int(among(out, rows(table.content, table.has(Role.private))).sum())
     if not twice:

@@ -58,6 +58,7 @@ AGAIN = "delete it to have it computed again"
 NO_WEIGHTS = "; model=scattering needs no weights"
 PUBLISHED = "; model=mobilenetv2 fetches published weights"
 CORAL = ", or take model=mobilenetv2_coral, which reads a file"
+ROWS = "rows"  # the architecture of what takes rows of numbers as they are
 FLOATS = 4  # bytes of a float32
 LARGEST = 32  # scattering: larger images are resized to this side, in pixels
 
@@ -98,7 +99,12 @@ def of_source(
     like: the shape of the private images. Scattering gives as many features as the shape of an image says, so it takes
     public images in that shape, brought to it as `convert` says; a network gives as many for any image.
     """
-    if source.train.x.dim() == 2:
+    rows = backbone.architecture == ROWS
+    if source.kind == "rows" and not rows:
+        raise UsageError(f"{name}: has rows of numbers, which a network for images does not take: set model=rows")
+    if source.kind == "images" and rows:
+        raise UsageError(f"{name}: has images, and model=rows takes rows of numbers: take a network, as scattering")
+    if rows:
         return source
     request = (name, repr(backbone), data_root, device, like, convert)
     if not (_LAST and _LAST[0] is source and _LAST[1] == request):
@@ -220,6 +226,8 @@ def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
     name = backbone.architecture
     if name == "pixels":
         return {"features": "pixels / 255, channels, rows and columns in one row"}, "none: it has no weights"
+    if name == ROWS:
+        return {"features": "rows of numbers as they are; of a table, as `columns` says"}, "none: it has no weights"
     if name == "scattering":
         settings = {} if backbone.scattering is None else dataclasses.asdict(backbone.scattering)
         how = {"features": f"scattering, version {scattering.VERSION}", "input_size": backbone.input_size, **settings}

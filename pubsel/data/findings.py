@@ -41,6 +41,9 @@ NAMES = {
     "few": "classes, or labels, with few training images",
     "split": "a column that may be the split",
     "columns": "columns of a table that are not used",
+    "words": "columns of words in a table of numbers, which are left out; bounds=FILE lists their values",
+    "ids": "a column that names people; unit=COLUMN protects each person, not each row",
+    "missing": "numbers that are missing",
     "table": "a table next to images without classes, which may have their labels",
 }
 

@@ -4,8 +4,9 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -366,15 +367,26 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
         )
 
 
-def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dict[str, str]]:
-    """Return the rows of a CSV. between: the characters of which its first line shows which one separates its columns.
-    UserError if it is absent, empty or no CSV, or lacks one of the columns."""
+def open_text(table: Path) -> TextIO:
+    """Open a table of text."""
+    return plain(table).open(newline="", encoding="utf-8-sig")
+
+
+def delimiter_of(line: str, between: str) -> str:
+    """Return which character separates the columns of a table, by its first line."""
+    return max(between, key=line.count)
+
+
+def rows_of(table: Path, columns: Sequence[str], between: str = ",", most: int | None = None) -> list[dict[str, str]]:
+    """Return the rows of a CSV, at most so many. between: the characters of which its first line shows which one
+    separates its columns. UserError if it is absent, empty or no CSV, or lacks one of the columns."""
     try:
-        with plain(table).open(newline="", encoding="utf-8-sig") as file:
-            delimiter = max(between, key=file.readline().count)
+        with open_text(table) as file:
+            delimiter = delimiter_of(file.readline(), between)
             file.seek(0)
             reader = csv.DictReader(file, restkey=EXTRA, restval="", skipinitialspace=True, delimiter=delimiter)
-            rows, have = [row for row in reader if "".join(map(str, row.values())).strip()], reader.fieldnames or []
+            filled = (row for row in reader if "".join(map(str, row.values())).strip())
+            rows, have = list(islice(filled, most)), reader.fieldnames or []
     except UnicodeDecodeError:
         raise UserError(
             f"{table}: not in UTF-8: convert it, such as by iconv -f LATIN1 -t UTF-8, or from UTF-16"

@@ -1,5 +1,5 @@
-"""Images for a trained model to classify: folders, image files, CSV and npz files, and what a program has in
-memory. They are listed first, and read one after another."""
+"""Images, or rows of numbers, for a trained model to classify: folders, image files, CSV and npz files, and what a
+program has in memory. They are listed first, and read one after another."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pubsel.data import folders, images, prepared, tables
 from pubsel.data.convert import Shape, to_shape
+from pubsel.data.vectors import Field, new_rows
 from pubsel.files import plain
 from pubsel.messages import UserError
 
@@ -27,8 +28,19 @@ class Given(NamedTuple):
     files: Callable[[], Iterable[Path]] = tuple
 
 
-def given(images: Any) -> list[Given]:
-    """Return what a program gives: a path, a PIL image, an array or a tensor, or a sequence of these.
+class Takes(NamedTuple):
+    """The kind of input that a model takes. columns: of a table, in order; empty: features, or images."""
+
+    rows: bool = False
+    columns: tuple[Field, ...] = ()
+
+
+IMAGES = Takes()
+
+
+def given(images: Any, takes: Takes = IMAGES) -> list[Given]:
+    """Return what a program gives: a path, a PIL image, an array or a tensor, or a sequence of these; rows also as a
+    pandas table.
 
     An array is one image [h, w] or [h, w, 3], or several, [n, h, w] or [n, h, w, 3]; a tensor [c, h, w] or
     [n, c, h, w], all uint8; or of a table's rows, [d] or [n, d], floating point. UserError for anything else, or a path
@@ -36,7 +48,11 @@ def given(images: Any) -> list[Given]:
     """
     # a path first: a text is a sequence too
     if isinstance(images, str | Path):
-        return [at_path(images)]
+        return [at_path(images, takes)]
+    of_paths = isinstance(images, Sequence) and all(isinstance(image, str | Path) for image in images)
+    if takes.rows and not of_paths:
+        x = new_rows("images", images, takes.columns)
+        return [Given(len(x), lambda: (("", row) for row in x))]
     if isinstance(images, Image.Image):
         return [Given(1, lambda: iter([("", images)]))]
     if isinstance(images, np.ndarray | Tensor):
@@ -44,7 +60,7 @@ def given(images: Any) -> list[Given]:
         return [Given(len(x), lambda: (("", row) for row in x))]
     if not isinstance(images, Sequence):
         raise UserError(f"images: {type(images).__name__}: {KINDS}, or a list of them")
-    return [part for image in images for part in given(image)]
+    return [part for image in images for part in given(image, takes)]
 
 
 def _rows(x: np.ndarray | Tensor) -> Tensor:
@@ -70,13 +86,16 @@ def _rows(x: np.ndarray | Tensor) -> Tensor:
     return x
 
 
-def at_path(name: str | Path) -> Given:
+def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
     """Return the images of a path: of a folder all that lie in it, at any depth; of a CSV those of its column path; of
-    an npz its arrays whose names end in images; or one image. UserError if there are none."""
+    an npz its arrays whose names end in images; or one image; or its rows of numbers. UserError if there are none."""
     path = Path(name).expanduser()
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
     plain(path)
+    if takes.rows:
+        x = new_rows(str(name), path, takes.columns)
+        return Given(len(x), lambda: ((f"{name}/{i}", row) for i, row in enumerate(x)), lambda: (path,))
     # images are listed only: they may be more than memory holds
     if path.is_dir():
         files = folders.all_images(path)

@@ -11,6 +11,7 @@ from pubsel.data import overlap
 from pubsel.data.findings import Finding
 from pubsel.data.overlap import Digests
 from pubsel.data.splits import Files, Groups, Split, cat
+from pubsel.data.vectors import Field
 
 
 class Source(NamedTuple):
@@ -29,17 +30,24 @@ class Source(NamedTuple):
     weights: str | None = None  # digest of the weights of the backbone whose features it has
     groups: Groups | None = None  # of the people, if they were asked for
     findings: tuple[Finding, ...] = ()
+    columns: tuple[Field, ...] = ()  # of the rows of a table; empty: features
+    raw: int | None = None  # how many of the columns, the first ones, have no known scale; None: features
+
+    @property
+    def kind(self) -> str:
+        """Return what its examples are, in a word."""
+        return "images" if self.train.x.dim() == 4 else "rows"
 
     def lines(self) -> list[str]:
         """Return its description, line by line."""
-        channels, *sides = self.train.x.shape[1:]
-        counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test images"
-        shape = "x".join(map(str, [*sides, channels]))
+        first, *sides = self.train.x.shape[1:]
+        counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test {self.kind}"
+        shape = "x".join(map(str, [*sides, first])) if sides else f"{first} numbers"
         lines = [f"{counts} of {shape}, {self.classes} classes, measured by {self.metric}"]
 
         if self.train.y.dim() == 1:
             per_class = self.train.y.bincount(minlength=self.classes).tolist()
-            lines.append(f"training images of a class: {min(per_class):,} to {max(per_class):,}")
+            lines.append(f"training {self.kind} of a class: {min(per_class):,} to {max(per_class):,}")
         return [*lines, *self.notes]
 
     def __repr__(self) -> str:

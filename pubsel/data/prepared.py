@@ -56,8 +56,7 @@ def _people(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) 
     """Return the names of the people that the examples of all parts are of, by the arrays that `unit` names; counts: of
     examples of each part."""
     # published files put the name of a part first or last
-    with zipfile.ZipFile(path) as archive:
-        has = {name.removesuffix(".npy") for name in archive.namelist()}
+    has = set(names_in(path))
     names = [f"{part}_{unit}" for part in parts]
     if not has.issuperset(names) and has.issuperset(other := [f"{unit}_{part}" for part in parts]):
         names = other
@@ -107,6 +106,16 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
     return listed._replace(people=people, findings=findings)
 
 
+def classes_of(path: Path, labels: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
+    """Return the labels of a user's arrays, integers or texts [n] or 0/1 [n, labels], with classes numbered from 0, and
+    their names. UserError if they are malformed."""
+    if labels.dtype.kind not in "US":
+        return _classes(path, labels_from(_checked_labels(path, "all", len(labels), labels)))
+    texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in labels.tolist()]
+    names, numbers = np.unique(texts, return_inverse=True)
+    return torch.from_numpy(numbers.astype(np.int64)), tuple(map(str, names))
+
+
 def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
     """Return the labels of a user's arrays, with classes numbered from 0, and their names. Rows of 0 and 1 are classes
     if nine tenths of them have a single 1; UserError for the others then."""
@@ -151,10 +160,15 @@ class Stream(NamedTuple):
     image: Callable[[int], Tensor]  # image i, uint8 of this shape; UserError if the file is damaged
 
 
+def names_in(path: Path) -> list[str]:
+    """Return the names of a npz's arrays."""
+    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
 def image_arrays(path: Path) -> list[str]:
     """Return the names of a npz's arrays that end in images, sorted; UserError if it has none."""
-    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
-        names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith("images.npy"))
+    names = sorted(name for name in names_in(path) if name.endswith("images"))
     if not names:
         raise UserError(f"{path}: no array of images in it: its name must end in images, such as test_images")
     return names

@@ -6,9 +6,9 @@ are compared as people mean them (`examples.folded`); several labels of one imag
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,15 +16,17 @@ import torch
 
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of
+from pubsel.data.folders import TEST, TRAIN, VALIDATION, delimiter_of, open_text, rows_of
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
-from pubsel.files import plain, unreadable
+from pubsel.files import plain, reading, unreadable
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Fold, Read
 
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
+DELIMITERS = ",;\t"
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
+OUTCOMES = (*LABELS, "y", "outcome")  # of a table of numbers
 SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
 SPLIT_WORDS = {*SIDES, "eval", "evaluation", "holdout", "trainset", "testset"}  # words in columns that may be the split
@@ -34,6 +36,7 @@ UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 DIGITS = 20  # of a number, from which on it is a word
 JOINED = "label of several columns"
+PLACE = "place of a row"
 
 Rows = list[dict[str, str]]
 
@@ -66,41 +69,143 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     repeated, rows = len(rows) - len(first), list(first.values())
     if repeated:
         findings.append(Finding("copies", NOTE, f"{table.name}: {repeated} rows repeat another one"))
-    rows, about_both = _one_or_several(table, rows, label, bool(several))
-    words, about_words = _words(table, rows, label, read.labels)
-    rows, about_labels = _labelled(table, rows, label, words)
-    test = _sides(table, rows, side)
-    findings += [*about_both, *about_words, *about_labels]
+    rows, answers = _answers(table, rows, label, side, unit, bool(several), read)
 
     # words are numbered in sorted order, so that the order of the rows decides no class
-    names, notes = words.names, tuple[str, ...]()
-    if names != [str(i) for i in range(len(names))]:
-        notes = (f"{table.name}: labels {', '.join(names[:10])} numbered from 0 in this order",)
-    people = None
-    if unit:
-        people, about_people = people_of(table.name, [row[unit] for row in rows])
-        findings += about_people
+    notes = tuple[str, ...]()
+    if answers.names != tuple(map(str, range(answers.classes))):
+        notes = (f"{table.name}: labels {', '.join(answers.names[:10])} numbered from 0 in this order",)
 
     paths = [located(table.parent, row[path]) for row in rows]
     return Listed(
-        y=_classes(rows, label, words),
-        test=test,
-        classes=len(names),
+        y=answers.y,
+        test=answers.test,
+        classes=answers.classes,
         files=tuple(map(stamp, paths)),
         images=lambda: alike(table, paths, read),
         names=tuple(row[path] for row in rows),
         notes=notes,
-        class_names=tuple(names),
-        people=people,
-        findings=tuple(findings),
+        class_names=answers.names,
+        people=answers.people,
+        findings=(*findings, *answers.findings),
     )
+
+
+class Answers(NamedTuple):
+    """The labels of a table's rows that have one, their sides and whose they are."""
+
+    y: torch.Tensor
+    test: np.ndarray | None  # bool [n]; None: the table does not say
+    names: tuple[str, ...]
+    people: np.ndarray | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def classes(self) -> int:
+        """Return the number of classes, or labels."""
+        return len(self.names)
+
+
+def _answers(
+    table: Path, rows: Rows, label: str, side: str | None, unit: str | None, explicit: bool, read: Read
+) -> tuple[Rows, Answers]:
+    """Return the rows that have a label, and the answers in them. explicit: an example may have several labels."""
+    rows, about_both = _one_or_several(table, rows, label, explicit)
+    words, about_words = _words(table, rows, label, read.labels)
+    rows, about_labels = _labelled(table, rows, label, words)
+    test = _sides(table, rows, side)
+    people, about_people = None, tuple[Finding, ...]()
+    if unit:
+        people, about_people = people_of(table.name, [row[unit] for row in rows])
+    findings = (*about_both, *about_words, *about_labels, *about_people)
+    return rows, Answers(_classes(rows, label, words), test, tuple(words.names), people, findings)
+
+
+# Tables of numbers
+
+
+class Numbers(NamedTuple):
+    """A table of numbers, without the columns that say something else of a row: its label, side and person."""
+
+    frame: pd.DataFrame
+    answers: Answers
+
+
+def features_in(table: Path, missing: Sequence[str], unit: str | None, read: Read, labelled: bool) -> Numbers:
+    """Return a table of numbers. missing: the words in place of a number that is not known; labelled: whether it must
+    have a label for each row, otherwise all are of class 0. UserError if it cannot be read or lacks a column."""
+    # what is compared as text keeps its zeros, and pandas finds out which columns are numbers
+    columns = names_of(table)
+    if unit is not None and unit not in columns:
+        raise UsageError(f"pair.unit={unit}: {table.name} has no column {unit}: {first_of(columns, 20)}")
+    given = read.label if isinstance(read.label, list) else [read.label]
+    text = {*given, unit, read.split, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {*columns}
+    frame = _frame(table, columns, missing, text)
+    text |= {c for c in columns if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
+    shown = frame[sorted(text, key=columns.index)].map(_text)
+    rows: Rows = [row | {PLACE: str(i)} for i, row in enumerate(shown.to_dict("records"))]
+
+    several, findings = list[str](), tuple[Finding, ...]()
+    if isinstance(read.label, list):
+        rows, label, several, findings = _label_of(table, rows, read.label, {unit, read.split, PLACE})
+    elif labelled or read.label is not None or any(plain_name(c) in OUTCOMES for c in columns):
+        label = column_of(table, columns, "label", OUTCOMES, read.label)
+    else:
+        label, rows = JOINED, [row | {JOINED: "0"} for row in rows]
+    side, about_split = _side(table, rows, read.split, {label, unit, JOINED, PLACE, *several})
+    rows, answers = _answers(table, rows, label, side, unit, bool(several), read)
+    frame = frame.iloc[[int(row[PLACE]) for row in rows]]
+    used = {label, unit, side, *several}
+    answers = answers._replace(findings=(*findings, *about_split, *answers.findings))
+    return Numbers(frame[[c for c in frame if c not in used]], answers)
+
+
+def numbers_in(table: Path, missing: Sequence[str]) -> pd.DataFrame:
+    """Return a table with numbers as numbers. missing: the words in place of one that is not known."""
+    return _frame(table, names_of(table), missing, ())
+
+
+def names_of(table: Path) -> list[str]:
+    """Return the names of a table's columns. UserError if it cannot be read."""
+    if table.suffix.lower() == ".parquet":
+        return list(_parquet(table, rows=False).columns)
+    return list(rows_of(table, (), DELIMITERS, most=1)[0])
+
+
+def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
+    """Return a table with numbers as numbers, and lists of them as a column each. text: columns that are text."""
+    if table.suffix.lower() == ".parquet":
+        frame = _parquet(table)
+        for name in [name for name in columns if name not in text and frame[name].map(np.ndim).eq(1).all()]:
+            try:
+                values = np.stack(frame[name].to_list()).astype(np.float32)
+            except (ValueError, TypeError):
+                raise UserError(f"{table}: lists in column {name} are not of equal length, or no numbers") from None
+            each = pd.DataFrame(values, columns=[f"{name}[{i}]" for i in range(values.shape[1])], index=frame.index)
+            frame = pd.concat([frame.drop(columns=name), each], axis=1)
+        return frame
+    with reading(table, "not a readable table", (OSError, ValueError)), open_text(table) as file:
+        between = delimiter_of(file.readline(), DELIMITERS)
+        file.seek(0)
+        how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "index_col": False, "low_memory": False}
+        how |= {"dtype": dict.fromkeys(text, str), "na_values": list(missing), "keep_default_na": False}
+        return pd.read_csv(file, **how)
 
 
 def rows_in(table: Path) -> Rows:
     """Return the rows of a table, all values as text. UserError if it cannot be read."""
     if table.suffix.lower() != ".parquet":
-        return rows_of(table, (), ",;\t")
+        return rows_of(table, (), DELIMITERS)
+    return [{column: _text(value) for column, value in row.items()} for row in _parquet(table).to_dict("records")]
+
+
+def _parquet(table: Path, rows: bool = True) -> pd.DataFrame:
+    """Return a parquet file; without its rows, its columns alone."""
     try:
+        if not rows:
+            from pyarrow.parquet import read_schema
+
+            return pd.DataFrame(columns=read_schema(plain(table)).names)
         frame = pd.read_parquet(plain(table))
     except ImportError:
         raise UserError(f"{table}: needs pyarrow: pip install pyarrow, or convert it to CSV") from None
@@ -108,7 +213,7 @@ def rows_in(table: Path) -> Rows:
         raise unreadable(table, error, "not a readable parquet file") from None
     if not len(frame):
         raise UserError(f"{table}: no rows in it")
-    return [{column: _text(value) for column, value in row.items()} for row in frame.to_dict("records")]
+    return frame
 
 
 def _text(value: object) -> str:
@@ -144,7 +249,7 @@ def column_of(
         if name not in columns:
             raise UsageError(f"{key}={name}: {table.name} has no such column: {first_of(columns, 20)}")
         return name
-    by_name = {_plain(column): column for column in reversed(columns)}
+    by_name = {plain_name(column): column for column in reversed(columns)}
     for word in usual:
         if word in by_name:
             return by_name[word]
@@ -152,7 +257,8 @@ def column_of(
     raise UserError(f"{table}: no column {key}: it has {first_of(columns, 20)}: {remedy}")
 
 
-def _plain(column: str) -> str:
+def plain_name(column: str) -> str:
+    """Return the name of a column as usual names are compared with it."""
     return folded(column).replace(" ", "_").replace("-", "_")
 
 
@@ -164,7 +270,7 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
         return column_of(table, list(rows[0]), "split", (), name), ()
 
     others = [column for column in rows[0] if column not in taken and column]
-    named = [column for column in others if _plain(column) in SPLITS]
+    named = [column for column in others if plain_name(column) in SPLITS]
     words = {column: {folded(row[column]) for row in rows} for column in others}
     of_sides = [column for column in others if len(words[column]) > 1 and words[column] <= set(SIDES)]
     if len(of_sides) > 1:
@@ -177,7 +283,7 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
         return None, (Finding("split", ERROR, text, "give split=COLUMN, or split=none"),)
 
     # parts of a cross-validation are no split yet, and no label either
-    folds = [column for column in others if _plain(column) in ("fold", "folds", "kfold")]
+    folds = [column for column in others if plain_name(column) in ("fold", "folds", "kfold")]
     if folds and not of_sides:
         text = f"{table.name}: column {folds[0]} numbers parts, and none is named as the test part"
         return None, (Finding("split", ERROR, text, "add a column split with train and test, or give split=none"),)
@@ -212,7 +318,7 @@ def _label_of(
         columns = [column_of(table, list(rows[0]), "label", (), name) for name in given]
     else:
         others = [column for column in rows[0] if column and column not in taken]
-        if given is not None or any(_plain(column) in LABELS for column in others):
+        if given is not None or any(plain_name(column) in LABELS for column in others):
             return rows, column_of(table, list(rows[0]), "label", LABELS, given), [], ()
         values = {column: [folded(row[column]) for row in rows] for column in others}
         binary = [

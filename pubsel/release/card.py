@@ -77,6 +77,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
     privacy, settings = record["privacy"], record["settings"]
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
     candidates = at(settings, chosen_from) if chosen_from else []
+    kind = "images" if len(facts["shape"]) == 3 else "rows"
     return Statement(
         facts=facts,
         text=str(privacy["statement"]),
@@ -87,13 +88,13 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
         examples=int(record["private_examples"]),
         units=int(record.get("private_units") or record["private_examples"]),
         unit=privacy.get("unit"),
-        adjacency=neighbours(privacy.get("unit"), distinct=is_path(record["private"])),
-        private="private images, which their owner does not name" if is_path(record["private"]) else record["private"],
-        public=None if record["public"] is None else _named(_public(record), record["private"]),
-        candidates=tuple(_named(candidate, record["private"]) for candidate in candidates),
+        adjacency=neighbours(privacy.get("unit"), distinct=is_path(record["private"]) and kind == "images"),
+        private=f"private {kind}, which their owner does not name" if is_path(record["private"]) else record["private"],
+        public=None if record["public"] is None else _named(_public(record), record["private"], kind),
+        candidates=tuple(_named(candidate, record["private"], kind) for candidate in candidates),
         method=str(record["algorithm"]),
         network=network_of(facts["model"]),
-        not_covered=not_covered(record),
+        not_covered=not_covered(record, shape_of(facts)),
         against=against(record),
         version=str(at(record, "versions.pubsel")),
         commit=record.get("commit"),
@@ -139,15 +140,25 @@ def releases_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     return tuple({key: part[key] for key in keys} for part in privacy.get("parts") or [whole])
 
 
-def not_covered(record: dict[str, Any]) -> tuple[str, ...]:
-    """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings."""
+def shape_of(facts: dict[str, Any]) -> str:
+    """Return what is public of the shape of examples, in words."""
+    if len(facts["shape"]) == 3:
+        return "their shape"
+    if not facts.get("columns"):
+        return "how many numbers a row has"
+    return "the names of columns, which of them have no number in a tenth of the rows, and their bounds and words"
+
+
+def not_covered(record: dict[str, Any], shape: str = "their shape") -> tuple[str, ...]:
+    """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings. shape:
+    what is public of the shape of examples."""
     # sentences that hold for every run come first, then those that its settings call for
     settings, unit = record["settings"], record["privacy"].get("unit")
     number = "the number of people, the number of their examples" if unit else "the number of private examples"
     sentences = [
         "Settings, data sets and methods, if somebody chose them by looking at the private examples or at results on "
         "them.",
-        f"What is treated as public, and not hidden: {number}, their shape, the number and the names of the classes "
+        f"What is treated as public, and not hidden: {number}, {shape}, the number and the names of the classes "
         "(of private folders too), whether an example may have several of them, and "
         f"which {'people' if unit else 'examples'} were used for training"
         f"{', held out of it' if record.get('quality') else ''} or kept for testing"
@@ -220,17 +231,17 @@ def _published(model: dict[str, Any]) -> bool:
         return bool(model.get("pretrained") or model.get("checkpoint"))
 
     # The record leaves out what has its default.
-    has_weights = backbone["architecture"] not in ("scattering", "pixels")
+    has_weights = backbone["architecture"] not in ("scattering", "pixels", "rows")
     return has_weights and bool(backbone.get("pretrained", True) or backbone.get("checkpoint"))
 
 
-def _named(public: Any, private: str) -> str:
+def _named(public: Any, private: str, kind: str = "images") -> str:
     """Return the name of public data, joined by + if there are several; of a path, only its last part. The name of
-    private data that are given by a path never appears."""
+    private data that are given by a path never appears. kind: of the examples, images or rows."""
     names = []
     for name in map(str, public_sets(public)):
         same = (
-            "a part of the private data" if _same(name, private) else "public images, which their owner does not name"
+            "a part of the private data" if _same(name, private) else f"public {kind}, which their owner does not name"
         )
         names.append(same if is_path(private) and short_name(name) == short_name(private) else short_name(name))
     return " + ".join(names)
@@ -247,7 +258,8 @@ def code_of(statement: Statement) -> str:
 def network_of(model: dict[str, Any]) -> str:
     """Return a network in words, by its settings."""
     if backbone := model.get("backbone"):
-        kind = {"pixels": "pixels", "scattering": "wavelet scattering"}.get(backbone["architecture"])
+        kinds = {"pixels": "pixels", "scattering": "wavelet scattering", "rows": "rows of numbers"}
+        kind = kinds.get(backbone["architecture"])
         return f"a linear classifier on {kind or 'features of ' + backbone['architecture']}"
     name = model.get("architecture") or model["name"]
     trained = model.get("trained") or [key for key in ("lora", "adapters") if model.get(key)]

@@ -27,6 +27,8 @@ from pubsel import models, records
 from pubsel.algorithms import Frozen
 from pubsel.cell import weights_digest
 from pubsel.data import Task
+from pubsel.data.given import IMAGES, Takes
+from pubsel.data.vectors import Field
 from pubsel.files import DAMAGE, plain, reading, unreadable
 from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UserError, limit
@@ -57,6 +59,7 @@ class Classifier(NamedTuple):
     classes: tuple[str, ...]
     multi_label: bool
     bits: int | None = None  # of a value in 16-bit images; None: 16
+    takes: Takes = IMAGES
 
     @classmethod
     def of(cls, model: nn.Module, facts: Mapping[str, Any], data_root: str, device: torch.device) -> Self:
@@ -79,7 +82,7 @@ class Classifier(NamedTuple):
                 )
         several = bool(facts["multi_label"])
         model = model.to(device).eval()
-        return cls(model, features, shape, tuple(facts["classes"]), several, facts.get("bits"))
+        return cls(model, features, shape, tuple(facts["classes"]), several, facts.get("bits"), takes_of(facts))
 
     def probabilities(self, x: Tensor) -> NDArray[np.float64]:
         """Return the probability of each class, or of each label, [n, classes], for images x, uint8 [n, c, h, w], or
@@ -88,16 +91,23 @@ class Classifier(NamedTuple):
         return (outputs.sigmoid() if self.multi_label else outputs.softmax(1)).numpy()
 
 
+def takes_of(facts: Mapping[str, Any]) -> Takes:
+    """Return the kind of input that a model takes, by the facts about it."""
+    return Takes(len(facts["shape"]) == 1, tuple(map(Field.of, facts.get("columns", ()))))
+
+
 def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
     """Return what model.json has of a whole model (`Prepared.whole`) that was trained on `task`, by key:
 
     model: its settings; classes: their names, or numbers if they have none; multi_label; shape: of an image; mean, std:
     what a network on images subtracts, and divides by; backbone: the digest of the weights whose features it takes;
     frozen: what is set of the map before a linear classifier; weights: a digest; example: the logits of `_example`;
-    bits: of a value in 16-bit images, if their owner gave them.
+    bits: of a value in 16-bit images, if their owner gave them; columns: of a table (`vectors.Field.facts`).
     """
     frozen = getattr(whole, "frozen", None)
     mean, std = ([float(v) for v in getattr(whole, name, torch.empty(0)).flatten()] for name in ("mean", "std"))
+
+    columns = [column.facts() for column in task.columns]
 
     # the arguments of the map that are no tensors; these are in its state
     of_map = {name: getattr(frozen, name, None) for name in inspect.signature(Frozen).parameters}
@@ -113,7 +123,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
         "frozen": None if frozen is None else of_map,
         "weights": weights_digest(whole),
         "example": logits_of(whole, example_input(whole, {"shape": task.shape})),
-    } | ({"bits": task.bits} if task.bits else {})
+    } | {key: value for key, value in {"bits": task.bits, "columns": columns}.items() if value}
 
 
 def labels_of(task: Task) -> list[str]:
@@ -223,11 +233,22 @@ def read_facts(file: Path) -> dict[str, Any]:
         "backbone": isinstance(facts["backbone"], str | None),
         "weights": isinstance(facts["weights"], str),
         "example": _are(facts["example"], float | int),
+        "columns": _are_columns(facts.get("columns", []), shape),
         "bits": facts.get("bits") is None or (_are([facts["bits"]], int) and 8 <= facts["bits"] <= 16),
     }
     if wrong := next((key for key, fit in fits.items() if not fit), None):
         raise UserError(f"{file}: {wrong} has a value that no model has: bring it back")
     return dict(facts)
+
+
+def _are_columns(columns: Any, shape: list[int]) -> bool:
+    """Return whether these are the columns of a table, as many as a row has numbers, or none."""
+    if not columns:
+        return columns == []
+    known = set(Field._fields)
+    fit = _are(columns, dict) and all(isinstance(c.get("name"), str) and c.keys() <= known for c in columns)
+    numbers = (value for c in columns for key in ("least", "most") if (value := c.get(key)) is not None)
+    return fit and len(columns) == shape[0] and all(isinstance(value, int | float) for value in numbers)
 
 
 def _are(values: Any, kind: Any) -> bool:
@@ -247,12 +268,15 @@ def _rebuilt(model: Model, facts: Mapping[str, Any], state: Mapping[str, Tensor]
 
     prefix = "" if facts["frozen"] is None else "linear."
     classifier = (state["frozen.weight"], state["frozen.bias"]) if "frozen.weight" in state else None
+    scaling = None
+    if "frozen.centre" in state:
+        scaling = state["frozen.centre"], state["frozen.scale"], state["frozen.limit"]
     kind = nn.Linear if classifier is None else OffsetLinear
     linear = kind(state[f"{prefix}weight"].shape[1], classes, bias=f"{prefix}bias" in state)
     if facts["frozen"] is None:
         return linear
     tensors = state.get("frozen.shift"), state.get("frozen.projection")
-    frozen = Frozen(*tensors, **facts["frozen"], classifier=classifier)
+    frozen = Frozen(*tensors, **facts["frozen"], classifier=classifier).scaled(scaling)
     return nn.Sequential(OrderedDict(frozen=frozen, linear=linear))
 
 
@@ -263,10 +287,10 @@ def example_input(whole: nn.Module, facts: Mapping[str, Any]) -> Tensor:
     if isinstance(whole, models.Network):
         return torch.from_numpy(draw.randint(0, 256, (1, *facts["shape"]), dtype=np.uint8))
 
-    first = getattr(getattr(whole, "frozen", None), "projection", None)
-    shift = getattr(getattr(whole, "frozen", None), "shift", None)
+    frozen = getattr(whole, "frozen", None)
+    widths = [len(t) for n in ("projection", "shift", "centre") if (t := getattr(frozen, n, None)) is not None]
     last = next(module for module in whole.modules() if isinstance(module, nn.Linear))
-    width = len(first) if first is not None else len(shift) if shift is not None else last.in_features
+    width = widths[0] if widths else last.in_features
     return torch.from_numpy(draw.random_sample((1, width)).astype(np.float32))
 
 

@@ -180,7 +180,7 @@ def train(cell: Cell) -> dict[str, Any]:
 
     # what it will cost: in privacy, and in memory
     plan, spend, first = cell.guarantee(task.units)
-    parts += [("before training", first)] if first else []
+    parts += [("before training", first)] if first and not cell.algorithm.first_steps else []
     _check_deltas(cell, task)
     before = Before(plan, spend, first, parts)
     needs.check_memory(cell, task, plan, unmeasured(cell, task))
@@ -256,7 +256,8 @@ def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tup
     """Train what is prepared; return what it spent, and in how many seconds. given: the private examples as they were
     loaded, by which the ledger knows them."""
     plan, spend = before.plan, before.spend
-    secret = training_secret(cell, prepared.task, prepared.whole, plan, spend, given)
+    listed = None if cell.algorithm.first_steps else given  # in the ledger by the release before, which has one plan
+    secret = training_secret(cell, prepared.task, prepared.whole, plan, spend, listed)
 
     # a closed form has no steps
     if isinstance(cell.algorithm, Solves):
@@ -292,8 +293,9 @@ def _shown(before: Before, task: Task) -> Callable[[Progress], None]:
 
         if spend is not None:
             with contextlib.suppress(UsageError):  # a display must not end a run
+                done = now.step + spend.steps - plan.steps  # with a release before that counts as steps
                 of_training = accountant.spent(
-                    spend.noise_multiplier, plan.rate, plan.steps, spend.delta, now.step, about=spend.epsilon
+                    spend.noise_multiplier, plan.rate, spend.steps, spend.delta, done, about=spend.epsilon
                 )
                 used = f"  epsilon {min(of_training, spend.epsilon) + before.epsilon:.3f}"
 
@@ -371,7 +373,7 @@ def _described(
         unit=pair.unit,
     )
     if "adjacency" in privacy:
-        privacy["adjacency"] = accountant.neighbours(pair.unit, distinct=is_path(pair.private))
+        privacy["adjacency"] = accountant.neighbours(pair.unit, distinct=is_path(pair.private) and len(task.shape) == 3)
     of_features = public == POOL or (chosen and by_features(cell.select))
     if of_features and "not_covered" in privacy:
         privacy["not_covered"].append(coverage.ROUNDED)

@@ -68,6 +68,9 @@ By = Enum("By", ["gsd", "coverage"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 
 
+Scale = Enum("Scale", ["auto", "private", "none"])
+
+
 ABOUT_LABELS = (
     "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "
     "are, else random"
@@ -109,6 +112,17 @@ class Read:
     )
     split: str | None = setting(
         "column of a table with train or test; null: by its name; none: no column", default=None
+    )
+
+    bounds: Any = setting(
+        "rows of numbers: JSON file with [least, most] or a list of words for columns of a table, by their names; or "
+        "[least,most] of all numbers of an array. They must be public. null: none",
+        default=None,
+    )
+    scale: Scale = setting(
+        "numbers without bounds: private: brought to one scale by public rows, or by a part of epsilon; none: as they "
+        "are; auto: private for tables, none for arrays",
+        default=Scale.auto,
     )
 
     def __post_init__(self) -> None:
@@ -226,7 +240,7 @@ class Backbone:
     """A frozen timm network or scattering; a linear classifier is trained on its features. null: the value of the
     checkpoint."""
 
-    architecture: str = setting("name of a timm model, such as resnet50.tv_in1k; scattering; pixels")
+    architecture: str = setting("name of a timm model, such as resnet50.tv_in1k; scattering; pixels; rows")
     pretrained: bool = setting("load the published weights", default=True)
     checkpoint: str | None = setting(
         "a weight file instead of the published weights; a relative path is searched for in data_root too",

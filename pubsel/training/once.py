@@ -50,6 +50,8 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: bo
     private features; in_ledger: whether the ledger gets an entry of it. UserError if there is not enough memory."""
     # the map before the linear classifier, then the layers below what trains: each is computed once
     frozen = freeze(cell, task, first, in_ledger)
+    if frozen is None and task.columns:  # what is missing says nothing
+        task = task.each(lambda split: Split(split.x.nan_to_num(0.0), split.y))
     if frozen is not None:
         task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
         task = task._replace(offsets=frozen.offsets)
@@ -127,13 +129,16 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: boo
     plan = first._asdict() if first else {"noise_multiplier": 0.0, "epsilon": math.inf}
     public = [] if task.public is None else [task.public]
     costs = Spending(task.private, first.epsilon, first.delta) if first is not None and in_ledger else None
-    secret = cell.streams.secret("first release", units_of(task), public, {}, plan, costs)
+    what = "training" if algorithm.first_steps else "first release"  # whose cost this is
+    secret = cell.streams.secret(what, units_of(task), public, {}, plan, costs)
 
     def draw() -> dict[str, Any]:
-        frozen = noisy_sum(release, task.private.x, plan["noise_multiplier"], secret("release"), people=task.people)
-        return {"shift": frozen.shift, "projection": frozen.projection}
+        noise_multiplier, source = plan["noise_multiplier"], secret("release")
+        return noisy_sum(release, task.private.x, noise_multiplier, source, people=task.people).parts()
 
-    return Frozen(**released_once(cell.folder / "release.pt", secret, draw), unit=algorithm.unit)
+    kept = released_once(cell.folder / "release.pt", secret, draw)
+    scaling = kept.pop("scaling")
+    return Frozen(**kept).scaled(scaling)
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:

@@ -1,0 +1,419 @@
+"""Rows of numbers as data: arrays in npz and npy files, folders of embeddings with their labels, and tables.
+
+Arrays are features, of an encoder perhaps, and stay as they are. Columns of a table differ by orders: those without
+bounds come first (`Vectors.raw`), and the algorithm brings them to one scale; those with bounds (`bounds`, which their
+owner gives) are brought to -1..1, words to a column of 0 and 1 for each. A `Field` says how one number of a row is
+read, so that a model's folder can read other tables in the same way.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pubsel.data import tables
+from pubsel.data.embeddings import open_embeddings
+from pubsel.data.examples import drawn, each_row, folded, in_hash_order, people_of
+from pubsel.data.findings import ERROR, NOTE, Finding, first_of
+from pubsel.data.folders import TABLES, TEST, TEST_FRACTION, TRAIN, VALIDATION
+from pubsel.data.images import MOST
+from pubsel.data.overlap import digests
+from pubsel.data.prepared import arrays_of, classes_of, names_in
+from pubsel.data.splits import Split
+from pubsel.files import npy_map, plain, reading
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import Read, Scale
+
+FEATURES = ("x", "features", "embeddings", "data", "vectors")
+LABELS = ("y", "labels", "label", "target", "targets")
+LABEL_FILES = ("labels.npy", "label.npy", "y.npy", "targets.npy")
+INDEX = {"", "index", "id", "row", "row_id", "rowid", "row_number"}  # names of columns that number the rows
+MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL", "None", "none", "<NA>", "#N/A"]
+PERSON = re.compile(
+    r"(patient|subject|person|participant|user|customer|client|member|mrn|ssn)s?([ _-]?(id|no|nr|number))?"
+)
+OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
+
+
+class Field(NamedTuple):
+    """One number of a row, by the name of the column that it is read from. word: it is 1 where the column has this
+    word; missing: it is 1 where the column has nothing; least, most: bounds, which become -1 and 1."""
+
+    name: str
+    word: str | None = None
+    missing: bool = False
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def raw(self) -> bool:
+        """Return whether nobody knows its scale."""
+        return self.word is None and not self.missing and self.least is None
+
+    def read(self, values: "pd.Series[Any]") -> np.ndarray:
+        """Return the number of each row, float32 [n], from the values of the column; NaN: it has none."""
+        if self.word is not None:
+            return values.map(_as_word).eq(folded(self.word)).to_numpy(np.float32)
+        numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)
+        numbers = np.where(np.isfinite(numbers), numbers, np.nan)
+        if self.missing:
+            return np.isnan(numbers).astype(np.float32)
+        if self.least is None or self.most is None:
+            return numbers.astype(np.float32)
+        half = (self.most - self.least) / 2
+        numbers = np.clip((numbers - self.least) / half - 1, -1, 1)
+        return np.nan_to_num(numbers).astype(np.float32)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as config.json has it."""
+        return {key: value for key, value in self._asdict().items() if value not in (None, False)}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """Return the column that `facts` returned."""
+        return cls(**facts)
+
+
+def _as_word(value: Any) -> str:
+    """Return a value of a column of words, as words are compared."""
+    return "" if pd.isna(value) else folded(str(value))
+
+
+class Vectors(NamedTuple):
+    """Rows of numbers and their labels, of all parts."""
+
+    x: Tensor  # float32 [n, d]
+    y: Tensor
+    test: np.ndarray | None  # bool [n]; None: a fifth is drawn
+    classes: int
+    names: tuple[str, ...] = ()
+    people: np.ndarray | None = None
+    columns: tuple[Field, ...] = ()
+    raw: int | None = None  # how many columns, the first ones, have no known scale; None: x are features
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Sides(NamedTuple):
+    """Both parts of the rows, in the order that is used, and whose they are."""
+
+    train: Split
+    test: Split
+    groups: tuple[Tensor, Tensor] | None
+    notes: tuple[str, ...]
+
+
+def is_rows(path: Path, read: Read) -> bool:
+    """Return whether a path of a user's has rows of numbers, by the names in it alone."""
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        return any((path / name).is_file() for name in LABEL_FILES)
+    if suffix in TABLES:
+        return read.path is None and not any(tables.plain_name(name) in tables.PATHS for name in tables.names_of(path))
+    return suffix == ".npy" or (suffix == ".npz" and bool(_parts_in(names_in(path))))
+
+
+def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = (), labelled: bool = True) -> Vectors:
+    """Return the rows of a path for which `is_rows` holds. like: the columns that are read of a table, in their order,
+    as of the private one. labelled: whether they must have labels. UserError names what is wrong."""
+    suffix = path.suffix.lower()
+    if suffix in TABLES:
+        return _of_table(path, unit, read, like, labelled)
+    if suffix == ".npz":
+        rows = _of_npz(path, unit)
+    else:
+        rows = _of_npy(path)
+        if unit is not None:
+            raise UsageError(f"pair.unit={unit}: {path.name} has no names of people: give a npz, or a table")
+    return _with_scale(path, rows, read)
+
+
+def parts_of(name: str, rows: Vectors) -> Sides:
+    """Return both parts of some rows: as their owner gave them, or a fifth drawn for the test part, each row by its own
+    content, or each person. A part that is sorted by class is brought into an order in which no row depends on another.
+    """
+    unit = each_row(digests(rows.x), rows.y)
+    test, notes = rows.test, list[str]()
+    if test is None:
+        test = drawn(unit if rows.people is None else rows.people, TEST_FRACTION, "test")
+        by = "row" if rows.people is None else "person"
+        notes.append(f"{Path(name).name}: {int(test.sum())} of {len(test)} rows held out as the test set, by {by}")
+    splits, groups = list[Split](), list[Tensor]()
+    for which in (~test, test):
+        at = np.flatnonzero(which)
+        at = at[in_hash_order(unit[at], "order")]
+        places = torch.from_numpy(at)
+        splits.append(Split(rows.x[places], rows.y[places]))
+        groups.append(torch.empty(0) if rows.people is None else torch.from_numpy(rows.people[at]))
+    whose = None if rows.people is None else (groups[0], groups[1])
+    return Sides(splits[0], splits[1], whose, (*rows.notes, *notes))
+
+
+# Arrays
+
+
+def _parts_in(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the names of features and labels of each part in a npz: of train, val and test, or of "" alone."""
+    by_name = {name.lower(): name for name in names}
+    parts = {}
+    for part, words in {"": ("",), "train": TRAIN, "val": VALIDATION, "test": TEST}.items():
+        pairs = [(x, y) for x in FEATURES for y in LABELS]
+        for word in words:
+            spelt = [tuple(f"{a}_{word}" if word else a for a in pair) for pair in pairs]
+            spelt += [tuple(f"{word}_{a}" if word else a for a in pair) for pair in pairs]
+            known = next((pair for pair in spelt if by_name.keys() >= set(pair)), None)
+            if known and part not in parts:
+                parts[part] = by_name[known[0]], by_name[known[1]]
+    if "train" in parts:
+        parts.pop("", None)
+    return parts if parts.keys() & {"", "train"} else {}
+
+
+def _of_npz(path: Path, unit: str | None) -> Vectors:
+    """Return the rows of a npz: x (or features, embeddings, data) and y (or labels, target), or x_train, y_train,
+    x_test, y_test. The validation part is one with the test part, as of a folder."""
+    parts = _parts_in(names_in(path))
+    x_names, y_names = zip(*parts.values(), strict=True)
+    arrays = arrays_of(path, [*x_names, *y_names])
+    x = [_numbers(path, name, arrays[name]) for name in x_names]
+    labels = [_labels(path, name, arrays[name], len(part)) for name, part in zip(y_names, x, strict=True)]
+    if len({part.shape[1] for part in x}) > 1:
+        raise UserError(f"{path}: {' and '.join(x_names)} differ in how many numbers a row has: make them alike")
+    y, names = classes_of(path, np.concatenate(labels))
+    of_part = np.repeat([part not in ("", "train") for part in parts], [len(part) for part in x])
+    test = of_part if of_part.any() else None
+
+    # whose a row is: one array for each part
+    people, findings = None, tuple[Finding, ...]()
+    if unit is not None:
+        spelt = [[unit] if not part else [f"{part}_{unit}", f"{unit}_{part}"] for part in parts]
+        there = set(names_in(path))
+        keys = [next((name for name in ways if name in there), ways[0]) for ways in spelt]
+        persons = arrays_of(path, keys)
+        wrong = [key for key, part in zip(keys, x, strict=True) if persons[key].shape != (len(part),)]
+        if wrong:
+            raise UserError(f"{path}: {wrong[0]} does not name the person of each row: store one value for each")
+        people, findings = people_of(path.name, [str(value) for key in keys for value in persons[key].tolist()])
+    return Vectors(torch.cat(x), y, test, len(names), names, people, findings=findings)
+
+
+def _of_npy(path: Path) -> Vectors:
+    """Return the rows of a npy file with labels.npy, or NAME_labels.npy, next to it; or of a folder of npy files, as
+    clip-retrieval writes it, with labels.npy in it."""
+    folder = path if path.is_dir() else path.parent
+    ways = (*LABEL_FILES, f"{path.stem}_labels.npy", f"{path.stem}_y.npy")
+    file = next((folder / name for name in ways if (folder / name).is_file() and folder / name != path), None)
+    if file is None:
+        raise UserError(f"{path}: no labels: save one for each row as labels.npy next to it")
+    if path.is_dir():
+        shards = open_embeddings(str(path))
+        x = torch.cat(list(shards.blocks())).float()
+    else:
+        with reading(path, "save it again by numpy.save"):
+            x = _numbers(path, path.name, npy_map(path))
+    with reading(file, "save it again by numpy.save"):
+        labels = np.load(plain(file), allow_pickle=False)
+    y, names = classes_of(file, _labels(file, file.name, labels, len(x)))
+    return Vectors(x, y, None, len(names), names)
+
+
+def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:
+    """Return an array as float32 [n, d]. UserError if it is none of rows."""
+    if array.ndim != 2 or array.dtype.kind not in "fiub" or 0 in array.shape:
+        images = "write images by numpy.savez as train_images, train_labels, test_images and test_labels, uint8"
+        raise UserError(f"{path}: {name} is {array.dtype} {list(array.shape)}, not rows of numbers [n, d]: {images}")
+    return torch.from_numpy(np.array(array, dtype=np.float32))
+
+
+def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
+    """Return the labels of n rows. UserError if they are not as many, or of a kind that is no label."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if len(labels) != n:
+        raise UserError(f"{path}: {name} has {len(labels)} labels for {n} rows: give one for each")
+    if labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all():
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in ("iubUS" if labels.ndim == 1 else "iubf"):
+        raise UserError(f"{path}: {name} is {labels.dtype} {list(labels.shape)}: labels are integers or texts [n]")
+    return labels
+
+
+def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
+    """Return rows of an array with what their owner says about their scale. Numbers that are missing are zero in
+    features; UserError if a row has none at all."""
+    d = rows.x.shape[1]
+    if read.bounds is not None:
+        if not _is_range(read.bounds):
+            raise UsageError(f"bounds={read.bounds}: of an array: give [least,most] of all its numbers")
+        least, most = map(float, read.bounds)
+        columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
+        x = ((rows.x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0)
+        return rows._replace(x=x, columns=columns, raw=0)
+    if read.scale == Scale.private:
+        return rows._replace(columns=tuple(Field(str(i)) for i in range(d)), raw=d)
+    bad = int((~rows.x.isfinite()).any(1).sum())
+    if not bad:
+        return rows
+    text = f"{path.name}: {bad} of {len(rows.x)} rows have numbers that are missing or infinite"
+    finding = Finding("missing", ERROR, text, "correct them; accepted, they are 0")
+    return rows._replace(x=rows.x.nan_to_num(0.0, 0.0, 0.0), findings=(*rows.findings, finding))
+
+
+# Tables
+
+
+def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], labelled: bool) -> Vectors:
+    """Return the rows of a table of numbers."""
+    frame, answers = tables.features_in(table, MISSING, unit, read, labelled)
+    findings = list(answers.findings)
+
+    if like:
+        columns = tuple(like)
+        absent = [column.name for column in columns if column.name not in frame]
+        if absent:
+            raise UserError(f"{table}: no column {absent[0]}, which the private table has: add it")
+    else:
+        columns, more = _columns_of(table, frame, read)
+        findings += more
+    x = as_rows(frame, columns)
+    raw: int | None = sum(column.raw for column in columns)
+    if read.scale == Scale.none and not like:
+        x, raw = x.nan_to_num(0.0), None
+    known = answers.y, answers.test, answers.classes, answers.names, answers.people
+    return Vectors(x, *known, columns, raw, tuple(findings))
+
+
+def as_rows(frame: pd.DataFrame, columns: Sequence[Field]) -> Tensor:
+    """Return the rows of a table as a model takes them, float32 [n, d]."""
+    return torch.from_numpy(np.stack([column.read(frame[column.name]) for column in columns], axis=1))
+
+
+def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
+    """Return rows for a model, float32 [n, d]: of a path, a pandas table, an array or a tensor [n, d] or [d]. columns:
+    that it was trained on; empty: features. UserError if they are of another kind, or lack a column."""
+    if isinstance(given, Path):
+        given = _new_at(given)
+    names = list(dict.fromkeys(column.name for column in columns))
+    if not isinstance(given, pd.DataFrame):
+        try:
+            x = np.asarray(given, dtype=np.float32)
+        except (ValueError, TypeError):
+            raise UserError(f"{name}: no rows of numbers, which this model was trained on") from None
+        x = x[None] if x.ndim == 1 else x
+        if x.ndim != 2:
+            raise UserError(f"{name}: {list(x.shape)}: this model was trained on rows of numbers: give them as [n, d]")
+        if not columns:
+            return torch.from_numpy(x)
+        if names != [str(i) for i in range(x.shape[1])]:
+            raise UserError(f"{name}: this model takes a table with the columns {first_of(names, 10)}: give one")
+        given = pd.DataFrame(x, columns=names)
+    if not columns:
+        return torch.from_numpy(given.to_numpy(np.float32))
+    given = given.rename(columns=str)
+    if absent := [column for column in names if column not in given]:
+        raise UserError(f"{name}: no column {absent[0]}, which this model was trained on: it has {first_of(given, 10)}")
+    return as_rows(given, columns)
+
+
+def _new_at(path: Path) -> "pd.DataFrame | np.ndarray":
+    """Return the rows of a path, whose labels are not read."""
+    suffix = path.suffix.lower()
+    if suffix in TABLES:
+        return tables.numbers_in(path, MISSING)
+    if path.is_dir():
+        return torch.cat(list(open_embeddings(str(path)).blocks())).float().numpy()
+    with reading(path, "save it again by numpy.save or numpy.savez"):
+        if suffix == ".npy":
+            return np.load(plain(path), allow_pickle=False)
+        names = [name for name in names_in(path) if any(word in name.lower().split("_") for word in FEATURES)]
+        if suffix != ".npz" or not names:
+            raise UserError(f"{path}: has no rows of numbers, which this model takes: give a table, npz or npy file")
+        return np.concatenate([*arrays_of(path, names).values()])
+
+
+def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[Field, ...], list[Finding]]:
+    """Return the columns of a private table: those without bounds, those with bounds, words, and those that say that a
+    number is missing; and findings."""
+    bounds = _bounds(table, read.bounds)
+    if unknown := [name for name in bounds if name not in features]:
+        raise UsageError(f"bounds={read.bounds}: {table.name} has no column {unknown[0]}: {first_of(features, 20)}")
+    left, findings = _left_out(table, features, bounds)
+    features = features[[name for name in features if name not in left]]
+
+    # words need a public list: one that is made of private values would be a release of them
+    words = [name for name in features if features[name].dtype.kind not in "fiub" and name not in bounds]
+    if words:
+        values = features[words[0]].dropna()
+        text = f"{table.name}: {len(words)} columns have words: {first_of(words, 4)} (such as {first_of(values)!r})"
+        remedy = 'list their values in bounds=FILE ({"' + words[0] + '": ["a", "b"]}); accepted, they are left out'
+        findings.append(Finding("words", ERROR, text, remedy))
+
+    raw, bounded, of_words, absent = list[Field](), list[Field](), list[Field](), list[Field]()
+    for name in features:
+        if name in words:
+            continue
+        given = bounds.get(name)
+        if given is not None and all(isinstance(value, str) for value in given):
+            of_words += [Field(name, word=word) for word in given]
+            continue
+        numbers = pd.to_numeric(features[name], errors="coerce")
+        if given is not None:
+            bounded.append(Field(name, least=float(given[0]), most=float(given[1])))
+        else:
+            raw.append(Field(name))
+        if np.isfinite(numbers.to_numpy(np.float64)).mean() <= 1 - OFTEN:
+            absent.append(Field(name, missing=True))
+    columns = (*raw, *bounded, *of_words, *absent)
+    if not columns:
+        raise UserError(f"{table}: no column of numbers: it has {first_of(features, 20)}")
+    if absent:
+        text = f"{table.name}: a tenth of the rows or more have no number in {first_of([c.name for c in absent], 10)}"
+        findings.append(Finding("missing", NOTE, f"{text}: that is a column of 0 and 1 for each"))
+    return columns, findings
+
+
+def _left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> tuple[set[str], list[Finding]]:
+    """Return the columns that number rows or name people, which nothing can be learned from, and findings."""
+    names = {name: tables.plain_name(str(name)) for name in features}
+    numbered = [
+        name
+        for name, plain_name in names.items()
+        if (plain_name in INDEX or plain_name.startswith("unnamed:")) and name not in bounds
+    ]
+    people = [name for name, plain_name in names.items() if PERSON.fullmatch(plain_name) and name not in bounds]
+    findings = list[Finding]()
+    if numbered:
+        text = f"{table.name}: columns that number the rows are left out: {first_of(map(repr, numbered), 4)}"
+        findings.append(Finding("columns", NOTE, text))
+    if people:
+        text = f"{table.name}: column {people[0]} names people, and is left out"
+        findings.append(Finding("ids", ERROR, text, f"set unit={people[0]}, or a row is protected, not a person"))
+    return {*numbered, *people}, findings
+
+
+def _bounds(table: Path, bounds: Any) -> dict[str, list[Any]]:
+    """Return the bounds of each column: [least, most], or its words. UserError for a file that has others."""
+    if bounds is None:
+        return {}
+    if not isinstance(bounds, str):
+        raise UsageError(f"bounds={bounds}: of {table.name}: give a JSON file with the bounds of each column")
+    file = Path(bounds).expanduser()
+    with reading(file, 'a JSON file such as {"age": [0, 120], "sex": ["f", "m"]}'):
+        values = json.loads(plain(file).read_text(encoding="utf-8"))
+    for name, given in values.items() if isinstance(values, dict) else [("", values)]:
+        words = isinstance(given, list) and bool(given) and all(isinstance(value, str) for value in given)
+        if not words and not (name and _is_range(given)):
+            raise UserError(f"{file}: {name or 'it'} has {given}: give [least, most], or a list of words, by column")
+    return dict(values)
+
+
+def _is_range(given: Any) -> bool:
+    """Return whether a value is [least, most]."""
+    numbers = isinstance(given, list | tuple) and len(given) == 2
+    return numbers and all(isinstance(v, int | float) and np.isfinite(v) for v in given) and given[0] < given[1]
