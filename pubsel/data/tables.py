@@ -208,7 +208,7 @@ def _parquet(table: Path, rows: bool = True) -> pd.DataFrame:
             return pd.DataFrame(columns=read_schema(plain(table)).names)
         frame = pd.read_parquet(plain(table))
     except ImportError:
-        raise UserError(f"{table}: needs pyarrow: pip install pyarrow, or convert it to CSV") from None
+        raise UserError(f"{table}: needs pyarrow: pip install pubsel[parquet], or convert it to CSV") from None
     except (OSError, ValueError) as error:
         raise unreadable(table, error, "not a readable parquet file") from None
     if not len(frame):

@@ -4,7 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
+
 from pubsel import selection
+from pubsel.algorithms import Frozen, columns
 from pubsel.data import Split, Task
 from pubsel.distances import Build, Distance
 from pubsel.messages import UsageError, say
@@ -32,7 +35,10 @@ class Choice(NamedTuple):
         shown. UsageError if the candidates cannot be compared."""
         if by_features(self.select):
             features = {name: split.x for name, split in self.candidates.items()}
-            x, people = self.task.private.x, self.task.people
+            x, people, raw = self.task.private.x, self.task.people, self.task.raw
+            if raw is not None:  # columns of a table in the scale of all candidates, each row by itself
+                scaled = Frozen().scaled(columns.by_public(torch.cat([*features.values()]), raw))
+                x, features = scaled(x), {name: scaled(rows) for name, rows in features.items()}
             return coverage.select(self.epsilon, x, people, features, self.with_none, secret)
         classes = max(2, self.task.classes)
         sets = Comparison(self.build, self.task.private, self.candidates, classes, self.key, secret)

@@ -10,7 +10,7 @@ from pubsel.cell import Cell, Spending, units_of
 from pubsel.data import Split, Task
 from pubsel.data.embeddings import check_widths, is_embeddings, open_embeddings
 from pubsel.data.splits import NO_CLASS
-from pubsel.messages import say
+from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.rules import Inputs, without_public
@@ -39,6 +39,8 @@ class Pool(NamedTuple):
     def of(cls, inputs: Inputs, task: Task, needs_public: bool, epsilon: float | None, name: str) -> "Pool":
         """Return the pool of a run. task: with all examples of the sets that were read; epsilon: of the choice.
         UsageError if embeddings are not of the network of the private features."""
+        if task.raw is not None:
+            raise UsageError("pair.pool: compares features, not columns of a table: give one table as pair.public")
         # images were read with the task; embeddings stay on disk
         on_disk = {name: is_embeddings(name) for name in inputs.pair.pool or []}
         held = iter(() if task.public is None else task.public.x.split(list(task.pool)))
