@@ -141,8 +141,8 @@ def features_in(table: Path, missing: Sequence[str], unit: str | None, read: Rea
     given = read.label if isinstance(read.label, list) else [read.label]
     text = {*given, unit, read.split, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {*columns}
     frame = _frame(table, columns, missing, text)
-    text |= {c for c in columns if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
-    shown = frame[sorted(text, key=columns.index)].map(_text)
+    text |= {c for c in frame if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
+    shown = frame[[c for c in frame if c in text]].map(_text)
     rows: Rows = [row | {PLACE: str(i)} for i, row in enumerate(shown.to_dict("records"))]
 
     several, findings = list[str](), tuple[Finding, ...]()

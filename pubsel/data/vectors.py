@@ -72,7 +72,7 @@ class Field(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Return it as config.json has it."""
-        return {key: value for key, value in self._asdict().items() if value not in (None, False)}
+        return {key: value for key, value in self._asdict().items() if value is not None and value is not False}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
