@@ -164,6 +164,7 @@ def test_what_names_people_is_no_feature(tmp_path):
     path = table(tmp_path / "t.csv", frame)
     with pytest.raises(UserError, match="column patient_id names people, and is left out: set unit=patient_id"):
         load(Pair(private=path, public=None, m=1), "", False)
+    assert [field.name for field in read(path).columns] == ["age", "income", "tiny"]
     source = read(path, "patient_id")
     assert [field.name for field in source.columns] == ["age", "income", "tiny"]
     assert not set(source.groups[0].tolist()) & set(source.groups[1].tolist())
