@@ -257,7 +257,17 @@ def check_model(model: Model) -> None:
 
     # pixels are read as they are, and published weights have the names that timm knows
     if backbone is not None and backbone.architecture == "pixels":
-        for key in ("checkpoint", "prefix", "options", "input_size", "crop", "mean", "std", "scattering"):
+        for key in (
+            "checkpoint",
+            "prefix",
+            "options",
+            "input_size",
+            "crop",
+            "mean",
+            "std",
+            "interpolation",
+            "scattering",
+        ):
             if getattr(backbone, key):
                 raise UsageError(f"model.backbone.{key}: architecture=pixels ignores it: remove it")
     if backbone is not None and backbone.prefix and not backbone.checkpoint:

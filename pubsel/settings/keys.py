@@ -36,6 +36,9 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 
 
+Interpolation = Enum("Interpolation", ["bilinear", "bicubic"])
+
+
 Take = Enum("Take", ["test", "train"])
 
 
@@ -247,6 +250,7 @@ class Backbone:
     std: list[float] | None = setting(
         f"standard deviation of each channel, {ABOUT_SCALE}", over=0, at_most=1, default=None
     )
+    interpolation: Interpolation | None = setting("how images are resized", default=None)
     scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
 
 
@@ -545,9 +549,11 @@ class FitConfig(Common, Read):
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
     features: str | None = setting(
-        "features that the model is trained on: a name in conf/model; null: scattering for grey images, otherwise "
-        "resnet50_sl, or scattering if its published weights are not at hand"
+        "features that the model is trained on: a name that pubsel models lists, or a folder or a file of weights; "
+        "null: scattering for grey images, otherwise resnet50_sl, or scattering if its published weights are not at "
+        "hand"
     )
+    checkpoint: str | None = setting("features=NAME: a file of its weights instead of the published ones")
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
     choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
     held_out: float = setting(
@@ -682,6 +688,15 @@ class DataConfig(Read):
 
 
 @dataclass
+class ModelsConfig:
+    """`pubsel models`."""
+
+    pattern: str | None = setting("a part of a name, or a pattern with * and ?; null: the names in conf/model")
+    data_root: str = setting("folder with the data, and with files of weights", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
 class PoolConfig:
     """`pubsel pool`."""
 
@@ -759,5 +774,6 @@ SCHEMAS: dict[str, type] = {
     "report": ReportConfig,
     "runs": RunsConfig,
     "data": DataConfig,
+    "models": ModelsConfig,
     "pool": PoolConfig,
 }
