@@ -346,7 +346,9 @@ def test_each_setting_reaches_the_run_and_changes_nothing_else():
         with composed("run", fit.words(settings, "pixels", fit.divided(settings))) as values:
             return leaves(OmegaConf.to_container(values))
 
-    others = {"to", "format", "dry", "keep", "features", "checkpoint", "pool"} | {f.name for f in dataclasses.fields(Read)}
+    others = {"to", "format", "dry", "keep", "features", "checkpoint", "pool"} | {
+        f.name for f in dataclasses.fields(Read)
+    }
     assert REACH.keys() | others == {f.name for f in dataclasses.fields(FitConfig)}
     before = of_run()
     changed = {key: {path for path, _ in before ^ of_run(**{key: value})} for key, (value, _) in REACH.items()}

@@ -604,6 +604,9 @@ class ExportConfig:
     to: str = setting("the folder to make; it may not exist yet, or must be empty", neutral=True)
     format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
     anyway: bool = setting("export a model that no guarantee covers; the card and the privacy page say so on top")
+    hub: str | None = setting(
+        "OWNER/NAME: upload the folder to this repository of Hugging Face too; a new one is private", default=None
+    )
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
     download: bool = setting("fetch published weights", neutral=True)
