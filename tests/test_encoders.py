@@ -64,6 +64,9 @@ def test_a_folder_that_timm_has_saved_is_fitted_on_and_its_release_predicts(cli)
     assert config["backbone"] == record["backbone"]
     assert config["model"]["backbone"]["checkpoint"] == "model.safetensors"  # no path
 
+    # an export of its run is the same folder, which it may be uploaded from
+    assert "release: model.safetensors" in done(cli, "export", "*-whitened_head-*", "to=release")[0]
+
     # a release needs no config.json of the encoder
     shutil.copy("encoder/model.safetensors", "weights.safetensors")
     shutil.rmtree("encoder")
@@ -116,6 +119,19 @@ def test_images_are_prepared_as_the_folder_says(folder):
     with torch.no_grad():
         expected = net.forward_head(net.forward_features(image), pre_logits=True)
     torch.testing.assert_close(embed(x, extractor), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("base", ["timm", "linear"])
+def test_a_run_takes_any_name_of_timm(cli, base):
+    mine()
+    saved("encoder", network="test_resnet")
+    backbone = {"architecture": "test_resnet", "checkpoint": "encoder/model.safetensors", "input_size": 64}
+    words = [f"model.backbone.{key}={value}" for key, value in backbone.items()]
+    words += ["pair.private=./mine", "pair.public=null", "algorithm=whitened_head", "distance=none"]
+    done(cli, "run", f"model={base}", *words, "epsilon=20", "privacy.delta=1e-3", "threads=1")
+    record = only_record()
+    assert record["utility"] > 0.8
+    assert record["parameters"] == 97 * 2  # 96 features, and a bias
 
 
 def test_a_file_may_name_its_network(folder):

@@ -26,8 +26,9 @@ def check_hub(hub: str) -> None:
 
 
 def upload(folder: Path, names: Iterable[str], hub: str) -> str:
-    """Upload a folder with files of these `names`, all in one commit, and return a sentence about it. A new repository
-    is private. UserError if it has other files, so that no two models are mixed, or if the hub rejects it."""
+    """Send a folder with files of these `names` to the hub, in one commit, and return a sentence about it. A new
+    repository is private. UserError if it has other files, so that no two models are mixed, or if the hub rejects
+    it."""
     from huggingface_hub import HfApi
 
     try:
