@@ -257,7 +257,8 @@ def check_model(model: Model) -> None:
 
     # pixels are read as they are, and published weights have the names that timm knows
     if backbone is not None and backbone.architecture in ("pixels", "rows"):
-        for key in ("checkpoint", "prefix", "options", "input_size", "crop", "mean", "std", "scattering"):
+        of_images = ("input_size", "crop", "mean", "std", "interpolation", "scattering")
+        for key in ("checkpoint", "prefix", "options", *of_images):
             if getattr(backbone, key):
                 raise UsageError(f"model.backbone.{key}: architecture={backbone.architecture} ignores it: remove it")
     if backbone is not None and backbone.prefix and not backbone.checkpoint:

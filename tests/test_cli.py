@@ -213,6 +213,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("report", ["pubsel report results=", "to=null"]),
         ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
+        ("models", ["pubsel models dinov2", "pattern=null", "checkpoint=FILE"]),
         ("pool", ["pubsel pool pool=[./embeddings]", "shard=null", "img_emb/*.npy"]),
     ):
         out, _ = done(cli, command, "--help")

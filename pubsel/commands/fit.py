@@ -21,6 +21,7 @@ from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
+from pubsel.models.encoders import encoder_words
 from pubsel.privacy import accountant
 from pubsel.release import measurement, onnx, quality
 from pubsel.release import run as training
@@ -41,7 +42,6 @@ from pubsel.settings.keys import (
     RunConfig,
     read_of,
 )
-from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
@@ -66,8 +66,10 @@ def run(settings: FitConfig) -> str:
         # What can be known now is not to fail once the budget is spent.
         sets = [settings.private, *map(str, settings.public or settings.pool or [])]
         target = outputs.folder(settings.to, settings.results, sets)
-        if settings.features is not None and settings.features not in with_backbone():
-            raise UsageError(f"features={settings.features}: take one of {', '.join(with_backbone())}")
+        if settings.features is not None:
+            encoder_words(settings.features, settings.checkpoint, settings.data_root)
+        elif settings.checkpoint is not None:
+            raise UsageError(f"checkpoint={settings.checkpoint}: give features=NAME too, the network that it is of")
         if settings.format == Format.onnx:
             onnx.check_installed()
 
@@ -136,7 +138,8 @@ def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     values |= {"algorithm": {"public_labels": settings.public_labels}}
     common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
     values |= {key: getattr(settings, key) for key in common}
-    return [f"model={features}", "algorithm=whitened_head", "distance=none", *words_of(values)]
+    model = encoder_words(features, settings.checkpoint, settings.data_root)
+    return [*model, "algorithm=whitened_head", "distance=none", *words_of(values)]
 
 
 def run_folder(of_run: RunConfig) -> Path:
@@ -354,6 +357,8 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
 
 KEYS = {"pair.read.": ""} | {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
 KEYS |= {"pair.validation": "held_out", "privacy.measure=true": "held_out"}
+KEYS |= {"model.backbone.architecture": "features", "model.backbone.checkpoint": "checkpoint"}
+KEYS |= {f"{before} model=": f"{before} features=" for before in (";", "take")}
 KEYS |= {", or set privacy.weak=true, and the guarantee is called weak": ""}
 
 

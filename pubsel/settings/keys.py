@@ -36,6 +36,9 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 
 
+Interpolation = Enum("Interpolation", ["bilinear", "bicubic"])
+
+
 Take = Enum("Take", ["test", "train"])
 
 
@@ -261,6 +264,7 @@ class Backbone:
     std: list[float] | None = setting(
         f"standard deviation of each channel, {ABOUT_SCALE}", over=0, at_most=1, default=None
     )
+    interpolation: Interpolation | None = setting("how images are resized", default=None)
     scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
 
 
@@ -559,9 +563,11 @@ class FitConfig(Common, Read):
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
     features: str | None = setting(
-        "features that the model is trained on: a name in conf/model; null: scattering for grey images, otherwise "
-        "resnet50_sl, or scattering if its published weights are not at hand"
+        "features that the model is trained on: a name that pubsel models lists, or a folder or a file of weights; "
+        "null: scattering for grey images, otherwise resnet50_sl, or scattering if its published weights are not at "
+        "hand"
     )
+    checkpoint: str | None = setting("features=NAME: a file of its weights instead of the published ones")
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
     choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
     held_out: float = setting(
@@ -612,6 +618,9 @@ class ExportConfig:
     to: str = setting("the folder to make; it may not exist yet, or must be empty", neutral=True)
     format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
     anyway: bool = setting("export a model that no guarantee covers; the card and the privacy page say so on top")
+    hub: str | None = setting(
+        "OWNER/NAME: upload the folder to this repository of Hugging Face too; a new one is private", default=None
+    )
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
     download: bool = setting("fetch published weights", neutral=True)
@@ -696,6 +705,15 @@ class DataConfig(Read):
 
 
 @dataclass
+class ModelsConfig:
+    """`pubsel models`."""
+
+    pattern: str | None = setting("a part of a name, or a pattern with * and ?; null: the names in conf/model")
+    data_root: str = setting("folder with the data, and with files of weights", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
 class PoolConfig:
     """`pubsel pool`."""
 
@@ -773,5 +791,6 @@ SCHEMAS: dict[str, type] = {
     "report": ReportConfig,
     "runs": RunsConfig,
     "data": DataConfig,
+    "models": ModelsConfig,
     "pool": PoolConfig,
 }
