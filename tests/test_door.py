@@ -442,6 +442,35 @@ def test_people_of_dicom_files_are_their_patients(tmp_path):
         task_of(tmp_path / "f", unit="Patient")
 
 
+@pytest.mark.parametrize("name", ["IM{:04d}", "1.2.840.{}", "{}.IMA", "scan.{:03d}"])
+def test_dicom_files_are_known_without_a_usual_suffix(tmp_path, name):
+    for i in range(60):
+        dicom(tmp_path / "f" / f"c{Y[i] % 2}" / name.format(i), X[i].reshape(8, 8) * 255, f"P{i // 3}")
+    (tmp_path / "f" / "README").write_text("no image")
+    (tmp_path / "f" / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
+    os.mkfifo(tmp_path / "f" / "c0" / "pipe")
+    task = task_of(tmp_path / "f", unit="PatientID")
+    assert task.units + len(task.test.y) / 3 == 20
+    assert "1 files are not read: 1 without extension" in named(task)["not_read"].text
+    assert at_path(tmp_path / "f").n == 60
+    file = tmp_path / "f" / f"c{Y[7] % 2}" / name.format(7)
+    assert (as_input(file, (1, 8, 8))[0].numpy() == np.round(X[7].reshape(8, 8) * 255 / 4095 * 255)).all()
+
+
+def test_a_compressed_dicom_file_names_the_package_that_decodes_it(tmp_path):
+    for i in range(4):
+        file = tmp_path / f"c{i % 2}" / f"{i}.dcm"
+        dicom(file, X[i].reshape(8, 8) * 255)
+        image = pydicom.dcmread(file)
+        image.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+        image.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xf7"])
+        image.save_as(file)
+    with pytest.raises(
+        UserError, match=r"0.dcm: compressed as JPEG-LS .*no decoder is installed: pip install pylibjpeg"
+    ):
+        task_of(tmp_path, skip=True)
+
+
 # A fit of it
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pubsel.data.convert import Shape
 from pubsel.data.examples import folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.images import DICOM, SUFFIXES, alike, dicom_tag, unread
+from pubsel.data.images import SUFFIXES, alike, dicom_tag, is_dicom, unread
 from pubsel.data.splits import SEED, Listed, Listing, Unread, group_of, held_out, missing, stamp
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError
@@ -157,7 +157,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     """
     people = unit == "folder"
     tag = None if people else unit  # of DICOM files
-    if tag and not all(path.suffix.lower() in DICOM for path in all_images(folder)):
+    if tag and not all(map(is_dicom, all_images(folder))):
         raise UsageError(
             f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*; a tag such as "
             "PatientID names the people of DICOM files"
@@ -238,9 +238,7 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
         more = ", ..." if len(places) > NAMED else ""
         text = f"{folder.name}: {len(left)} images are not read: {', '.join(counts)}{more}"
         findings.append(Finding("not_read", WARNING, text))
-    other = Counter(
-        path.suffix.lower() or "without extension" for path in _files_below(folder) if not _is_image(path.name)
-    )
+    other = Counter(path.suffix.lower() or "without extension" for path in _files_below(folder) if not _is_image(path))
     if other:
         counts = [f"{count} {suffix}" for suffix, count in other.most_common()]
         text = f"{folder.name}: {sum(other.values())} files are not read: {', '.join(counts)}"
@@ -248,7 +246,7 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
     return tuple(findings)
 
 
-SYSTEM_NAMES = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__".split()
+SYSTEM_NAMES = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__ dicomdir".split()
 
 
 def hidden(name: str) -> bool:
@@ -263,7 +261,7 @@ def all_images(folder: Path) -> list[Path]:
 
 def _images_below(folder: Path) -> Iterator[Path]:
     """Yield what `all_images` returns, in any order."""
-    return (path for path in _files_below(folder) if _is_image(path.name))
+    return (path for path in _files_below(folder) if _is_image(path))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -280,9 +278,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from (path for name in files if not hidden(name) and (path := here / name).is_file())
 
 
-def _is_image(name: str) -> bool:
-    """Return whether a file has the name of an image; hidden files have not."""
-    return not hidden(name) and os.path.splitext(name)[1].lower() in SUFFIXES
+def _is_image(path: Path) -> bool:
+    """Return whether a file has the name of an image, or has another name and is DICOM; hidden files are none."""
+    return not hidden(path.name) and (os.path.splitext(path.name)[1].lower() in SUFFIXES or is_dicom(path))
 
 
 def _has_images_of(folder: Path, people: bool) -> bool:
@@ -290,7 +288,7 @@ def _has_images_of(folder: Path, people: bool) -> bool:
     if people:
         return bool(images_of(folder, True))
     with os.scandir(folder) as entries:
-        return any(_is_image(entry.name) for entry in entries)
+        return any(_is_image(folder / entry.name) for entry in entries)
 
 
 def class_folders(folder: Path, people: bool = False) -> list[str]:
@@ -309,7 +307,7 @@ def expected_classes(folder: Path, info: Dataset) -> list[str]:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the image files of a folder, sorted by name; hidden files are no images."""
-    return [folder / name for name in sorted(filter(_is_image, os.listdir(folder)))]
+    return [path for name in sorted(os.listdir(folder)) if _is_image(path := folder / name)]
 
 
 def images_of(folder: Path, people: bool) -> list[Path]:
