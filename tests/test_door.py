@@ -239,6 +239,35 @@ def test_a_test_part_without_classes_is_not_tested_on(tmp_path):
     assert any("test has 20 images without classes" in finding.text for finding in task.findings)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        *("trainset testset", "train_set test-set", "Training test-images", "train validation_data", "train testset"),
+        *("TrainData ValImages", "digits_train digits_test", "train1 test1"),
+    ],
+)
+def test_folders_with_names_like_parts_are_no_classes(tmp_path, names):
+    for name in names.split():
+        folder(tmp_path / "f" / name, n=40)
+        picture(60).save(tmp_path / "f" / name / "c0" / f"{name}.png")
+    path, flat = tmp_path / "f", tmp_path / "flat"
+    for name in names.split():
+        shutil.copytree(path / name / "c0", flat / name)
+    for each in (path, flat):
+        with pytest.raises(UserError, match=rf"{' and '.join(names.split())} have names like parts.*rename them train"):
+            task_of(each)
+
+
+def test_classes_with_words_of_parts_are_classes(tmp_path):
+    for name in ("train_station", "test_tube", "valley"):
+        folder(
+            tmp_path / "f" / name, n=20, classes=1, save=lambda i, file: picture(i).save(file.parents[1] / file.name)
+        )
+        (tmp_path / "f" / name / "c0").rmdir()
+    assert open_dataset(str(tmp_path / "f"), "", False).names == ("test_tube", "train_station", "valley")
+    assert "split" not in named(open_dataset(str(tmp_path / "f"), "", False))
+
+
 def test_class_folders_that_differ_in_case_alone_are_an_error(tmp_path):
     path = folder(tmp_path / "f", classes=3)
     (path / "c2").rename(path / "C1")

@@ -2,8 +2,9 @@
 
 import csv
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
 EXTRA = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
+FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
@@ -107,6 +109,9 @@ def layout(folder: Path, people: bool = False) -> Layout:
     if train == folder and (parts := [name for name in classes if name.lower() in (*TEST, *VALIDATION)]) and others:
         text = f"{folder.name}: {parts[0]} is next to class folders, and would be a class"
         findings.append(Finding("split", ERROR, text, "put the other classes into train, or move this folder"))
+    elif named_alike := _like_parts([path.name for path in within.values()], train == folder):
+        text = f"{folder.name}: {' and '.join(named_alike)} have names like parts, and are not read as such"
+        findings.append(Finding("split", ERROR, text, "rename them train and test"))
 
     # images without classes, as a competition's test part has them, cannot be tested on
     kept = list[Path]()
@@ -120,6 +125,26 @@ def layout(folder: Path, people: bool = False) -> Layout:
         f"{folder.name}: {part.name} is used as the test set" for part in kept if part.name.lower() not in TEST
     )
     return Layout(train, tuple(kept), classes, notes, tuple(findings))
+
+
+def words_in(text: str) -> set[str]:
+    """Return the words of the name of a folder or column, such as test and x of TestSet_x: in lower case, without those
+    that say nothing about its content."""
+    words = re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1 \2", text).casefold())
+    return {re.sub("(?<=[a-z])(set|data|images?)$", "", word) for word in words if word not in FILLERS}
+
+
+def _like_parts(names: Iterable[str], classes: bool) -> list[str]:
+    """Return two folders whose names differ in train and test alone, such as trainset and testset, unless they are the
+    names of parts. classes: they would be read as classes, whatever else is in their names."""
+    sides, rest = [{*TRAIN}, {*TEST, *VALIDATION}], dict[frozenset[str], list[str]]()
+    for name in names:
+        rest.setdefault(frozenset(words_in(name) - {*PARTS}), []).append(name)
+    for other, named in rest.items():
+        pair = [next((name for name in named if words_in(name) & side), None) for side in sides]
+        if None not in pair and not {str(name).lower() for name in pair} <= {*PARTS} and (classes or not other):
+            return [str(name) for name in pair]
+    return []
 
 
 def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
@@ -164,14 +189,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
         )
     places = layout(folder, people)
     top, classes = places.train, places.classes
-    if people and not classes:
-        raise UserError(f"{folder}: pair.unit=folder needs <class>/<person>/*, and has no such images: move them")
-    if not classes and not images_in(top) and (deeper := all_images(top)):
-        first = deeper[0].relative_to(folder).as_posix()
-        raise UserError(
-            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
-            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set pair.unit=folder"
-        )
+    _check_places(folder, places, people)
 
     # The user's own test part has the same classes.
     paths, labels = labelled(top, classes, people)
@@ -206,6 +224,20 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     keys = [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
     whose, about_people = people_of(folder.name, keys)
     return listed._replace(people=whose, findings=(*findings, *about_people))
+
+
+def _check_places(folder: Path, places: Layout, people: bool) -> None:
+    """Raise UserError if images are not where they are expected."""
+    if people and not places.classes:
+        raise UserError(f"{folder}: pair.unit=folder needs <class>/<person>/*, and has no such images: move them")
+    if not places.classes and not images_in(places.train) and (deeper := all_images(places.train)):
+        if parts := [finding for finding in places.findings if finding.name == "split"]:
+            raise UserError(parts[0].line())
+        first = deeper[0].relative_to(folder).as_posix()
+        raise UserError(
+            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
+            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set pair.unit=folder"
+        )
 
 
 def _same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:

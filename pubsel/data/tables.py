@@ -4,7 +4,6 @@ Its columns are known by usual names in any case, or by `read.path`, `read.label
 are compared as people mean them (`examples.folded`); several labels of one image are written as A|B.
 """
 
-import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path, PureWindowsPath
@@ -16,7 +15,7 @@ import torch
 
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of
+from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of, words_in
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import plain, unreadable
@@ -27,7 +26,7 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "imag
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
-SPLIT_WORDS = {*SIDES, "eval", "evaluation", "holdout", "trainset", "testset"}  # words in columns that may be the split
+SPLIT_WORDS = {*SIDES, "eval", "evaluation", "holdout"}  # words in columns that may be the split
 MOST_SIDES = 6  # different values of such a column
 NO_LABEL = {*BLANK_WORDS, "?"}  # folded
 UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
@@ -191,11 +190,7 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
 def _may_be_split(column: str, values: set[str]) -> bool:
     """Return whether a column says train or test in other words: by its name, as is_train, by one of its values, or by
     a part of each, as PublicTest. values: folded."""
-
-    def words(text: str) -> set[str]:
-        return set(re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1 \2", text).casefold()))
-
-    by_name = words(column) - {"is", "in", "set"}
+    by_name = words_in(column) - {"is", "in"}
     parts = [any(word in value for word in ("train", "test", "valid")) for value in values]
     named = bool(by_name) and by_name <= SPLIT_WORDS
     return len(values) <= MOST_SIDES and (named or bool(values & set(SIDES)) or (len(parts) > 1 and all(parts)))
