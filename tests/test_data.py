@@ -770,10 +770,8 @@ def test_csv(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["path,kind", "00.png,1"], "no column label"),
-        (["path,label", ",1"], "row 1 has no path"),
+        (["path,label", ",1"], "line 2 has no path"),
         (["path,label"], "no rows in it"),
-        (["path,label", "00.png"], "no row has a label in column label"),
         (["path,label,split", "00.png,1,train"], "every row is train"),
         (["path,label", "00.png,1", "09.png,0"], "09.png: no such image"),
     ],

@@ -733,7 +733,7 @@ def test_measurements_are_no_classes(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("path,label\n0.png,1,2\n", "row 1 has more values than the head has names: quote values with ','"),
+        ("path,label\n0.png,1,2\n", "line 2 has more values than the head has names: quote values with ','"),
         ("path,label,label\n0.png,1,2\n", "two columns are called label: rename one"),
         ("path,label\n0.png,caf\xe9\n", "not in UTF-8: convert it, such as by iconv"),
     ],

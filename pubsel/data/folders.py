@@ -1,10 +1,11 @@
 """Image files: folders of classes and CSV tables, of the user or of a named set in its original layout."""
 
+import codecs
 import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,7 +185,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     tag = None if people else unit  # of DICOM files
     if tag and not all(map(is_dicom, all_images(folder))):
         raise UsageError(
-            f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*; a tag such as "
+            f"unit={unit}: {folder} is a folder: set unit=folder, for <class>/<person>/*; a tag such as "
             "PatientID names the people of DICOM files"
         )
     places = layout(folder, people)
@@ -229,14 +230,14 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
 def _check_places(folder: Path, places: Layout, people: bool) -> None:
     """Raise UserError if images are not where they are expected."""
     if people and not places.classes:
-        raise UserError(f"{folder}: pair.unit=folder needs <class>/<person>/*, and has no such images: move them")
+        raise UserError(f"{folder}: unit=folder needs <class>/<person>/*, and has no such images: move them")
     if not places.classes and not images_in(places.train) and (deeper := all_images(places.train)):
         if parts := [finding for finding in places.findings if finding.name == "split"]:
             raise UserError(parts[0].line())
         first = deeper[0].relative_to(folder).as_posix()
         raise UserError(
             f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
-            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set pair.unit=folder"
+            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set unit=folder"
         )
 
 
@@ -396,16 +397,37 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
         )
 
 
-def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dict[str, str]]:
-    """Return the rows of a CSV. between: the characters of which its first line shows which one separates its columns.
-    UserError if it is absent, empty or no CSV, or lacks one of the columns."""
+class TableRow(dict[str, str]):
+    """A row of a table: its values by their columns. last: its last line in the file, or its number; unit: which."""
+
+    __slots__ = ("last", "unit")
+
+    def __init__(self, values: Mapping[str, str], last: int, unit: str = "line"):
+        super().__init__(values)
+        self.last, self.unit = last, unit
+
+    @property
+    def place(self) -> str:
+        """Return where the row begins, as an editor numbers lines: a quoted value may have several."""
+        more = sum(len(re.findall("\r\n?|\n", value)) for value in self.values()) if self.unit == "line" else 0
+        return f"{self.unit} {self.last - more}"
+
+
+def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[TableRow]:
+    """Return the rows of a CSV, in UTF-8 or in UTF-16 with its mark. between: the characters of which its first line
+    shows which one separates its columns. UserError if it is absent, empty or no CSV, or lacks one of the columns."""
     try:
-        with plain(table).open(newline="", encoding="utf-8-sig") as file:
+        with plain(table).open("rb") as file:
+            wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        with table.open(newline="", encoding="utf-16" if wide else "utf-8-sig") as file:
             delimiter = max(between, key=file.readline().count)
             file.seek(0)
             reader = csv.DictReader(file, restkey=EXTRA, restval="", skipinitialspace=True, delimiter=delimiter)
-            rows, have = [row for row in reader if "".join(map(str, row.values())).strip()], reader.fieldnames or []
-    except UnicodeDecodeError:
+            rows = [
+                TableRow(values, reader.line_num) for values in reader if "".join(map(str, values.values())).strip()
+            ]
+            have = list(reader.fieldnames or [])
+    except UnicodeError:
         raise UserError(
             f"{table}: not in UTF-8: convert it, such as by iconv -f LATIN1 -t UTF-8, or from UTF-16"
         ) from None
@@ -415,9 +437,13 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",") -> list[dic
         raise unreadable(table, error, "not a readable CSV") from None
     if twice := [column for column, count in Counter(have).items() if column and count > 1]:
         raise UserError(f"{table}: two columns are called {twice[0]}: rename one")
-    more = next((i for i, row in enumerate(rows, start=1) if "".join(row.pop(EXTRA, ())).strip()), None)
-    if more:
-        raise UserError(f"{table}: row {more} has more values than the head has names: quote values with {delimiter!r}")
+    more = next((row for row in rows if "".join(row.pop(EXTRA, ())).strip()), None)
+    if more is not None:
+        raise UserError(
+            f"{table}: {more.place} has more values than the head has names: quote values with {delimiter!r}"
+        )
+    if again := [row for row in rows if len(have) > 1 and list(row.values()) == have]:
+        raise UserError(f"{table}: {again[0].place} repeats the head: remove it")
 
     if absent := [column for column in columns if column not in have]:
         raise UserError(f"{table}: no column {absent[0]}: it needs {','.join(columns)}")

@@ -15,7 +15,7 @@ import torch
 
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.folders import TEST, TRAIN, VALIDATION, rows_of, words_in
+from pubsel.data.folders import TEST, TRAIN, VALIDATION, TableRow, rows_of, words_in
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import plain, unreadable
@@ -34,7 +34,7 @@ BETWEEN = "|"  # of several labels
 DIGITS = 20  # of a number, from which on it is a word
 JOINED = "label of several columns"
 
-Rows = list[dict[str, str]]
+Rows = list[TableRow]
 
 
 def list_table(table: Path, unit: str | None, read: Read) -> Listed:
@@ -47,7 +47,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     rows, label, several, about_several = _label_of(table, rows, read.label, {path, unit, read.split})
     if unit in (path, label) or (unit is not None and unit not in columns):
         named = f"name the column of {table.name} that says who an image is of" if unit in (path, label) else ""
-        raise UsageError(f"pair.unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
+        raise UsageError(f"unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
     side, about_split = _side(table, rows, read.split, {path, label, unit})
     used = {path, label, unit, side, *several}
     findings = [*about_several, *about_split]
@@ -55,11 +55,11 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
     # an example is a row; one that repeats another adds nothing
-    empty = next((i for i, row in enumerate(rows, start=1) if not row[path].strip()), None)
-    if empty:
-        raise UserError(f"{table}: row {empty} has no path")
+    empty = next((row for row in rows if not row[path].strip()), None)
+    if empty is not None:
+        raise UserError(f"{table}: {empty.place} has no path")
     keys = [tuple(row[column] for column in (path, label, unit, side) if column) for row in rows]
-    first = dict[tuple[str, ...], dict[str, str]]()
+    first = dict[tuple[str, ...], TableRow]()
     for key, row in zip(keys, rows, strict=True):
         first.setdefault(key, row)
     repeated, rows = len(rows) - len(first), list(first.values())
@@ -107,7 +107,8 @@ def rows_in(table: Path) -> Rows:
         raise unreadable(table, error, "not a readable parquet file") from None
     if not len(frame):
         raise UserError(f"{table}: no rows in it")
-    return [{column: _text(value) for column, value in row.items()} for row in frame.to_dict("records")]
+    texts = [{column: _text(value) for column, value in row.items()} for row in frame.to_dict("records")]
+    return [TableRow(text, i, "row") for i, text in enumerate(texts, start=1)]
 
 
 def _text(value: object) -> str:
@@ -207,15 +208,18 @@ def _label_of(
         columns = [column_of(table, list(rows[0]), "label", (), name) for name in given]
     else:
         others = [column for column in rows[0] if column and column not in taken]
-        if given is not None or any(_plain(column) in LABELS for column in others):
-            return rows, column_of(table, list(rows[0]), "label", LABELS, given), [], ()
+        if given is not None or any(_plain(column) in LABELS for column in rows[0]):
+            label = column_of(table, list(rows[0]), "label", LABELS, given)
+            if any(folded(row[label]) not in NO_LABEL for row in rows):
+                return rows, label, [], ()
+            return _of_one_class(rows, f"{table.name}: no row has a label in column {label}")
         values = {column: [folded(row[column]) for row in rows] for column in others}
         binary = [
             c for c in others if set(values[c]) <= {"0", "1", *UNLABELLED} and not _may_be_split(c, set(values[c]))
         ]
         ones = [[value == "1" for value in values[column]] for column in binary]
         if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
-            return rows, column_of(table, list(rows[0]), "label", LABELS, None), [], ()  # or an error
+            return _of_one_class(rows, f"{table.name}: no column label: it has {first_of(rows[0], 20)}")
         columns = binary
 
     values = pd.DataFrame(rows)[columns].map(folded)
@@ -232,9 +236,17 @@ def _label_of(
     # an example without any label is one of none of them, but of no class
     none = BETWEEN if given else ""
     texts = [BETWEEN.join(c for c in columns if value[c] == "1") or none for value in values.to_dict("records")]
-    kept = [bool(given) or count < 2 for count in many]
-    rows = [row | {JOINED: text} for row, text, keep in zip(rows, texts, kept, strict=True) if keep]
+    for row, text in zip(rows, texts, strict=True):
+        row[JOINED] = text
+    rows = [row for row, count in zip(rows, many, strict=True) if given or count < 2]
     return rows, JOINED, columns, tuple(findings)
+
+
+def _of_one_class(rows: Rows, why: str) -> tuple[Rows, str, list[str], tuple[Finding, ...]]:
+    """Return rows without labels as those of one class, which public data may be."""
+    for row in rows:
+        row[JOINED] = "0"
+    return rows, JOINED, [], (Finding("one", NOTE, why, "give label=COLUMN, or path,label in its head"),)
 
 
 class Words(NamedTuple):
@@ -289,12 +301,10 @@ def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list
 def _labelled(table: Path, rows: Rows, label: str, words: Words) -> tuple[Rows, list[Finding]]:
     """Return the rows whose label is known, and findings."""
 
-    def is_known(row: dict[str, str]) -> bool:
+    def is_known(row: TableRow) -> bool:
         return row[label] == BETWEEN or any(part in words.numbers for part in row[label].split(BETWEEN))
 
     known = [row for row in rows if is_known(row)]
-    if not known:
-        raise UserError(f"{table}: no row has a label in column {label}")
     if len(known) == len(rows):
         return rows, []
     others = first_of(row[label] or "nothing" for row in rows if not is_known(row))
@@ -320,7 +330,7 @@ def _sides(table: Path, rows: Rows, side: str | None) -> np.ndarray | None:
     if "" in sides:
         place = sides.index("")
         raise UserError(
-            f"{table}: row {place + 1} has {side} {rows[place][side]!r}: use train or test, or give split=none"
+            f"{table}: {rows[place].place} has {side} {rows[place][side]!r}: use train or test, or give split=none"
         )
     of_test = np.asarray([of == "test" for of in sides])  # as of a folder: validation is one with the test part
     if of_test.all() or not of_test.any():
