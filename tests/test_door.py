@@ -18,10 +18,10 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
 from pubsel.cli import main
-from pubsel.data import findings, load, open_dataset
+from pubsel.data import examples, findings, load, open_dataset
 from pubsel.data.given import as_input, at_path
 from pubsel.messages import UsageError, UserError
-from pubsel.settings.keys import Convert, Fold, Pair, Read
+from pubsel.settings.keys import Convert, Fold, Overlap, Pair, Read
 from tests.made import write_npz
 
 X, Y = load_digits(return_X_y=True)
@@ -773,3 +773,153 @@ def test_a_name_that_is_a_folder_here_is_told_how_to_be_one(tmp_path, monkeypatc
     key = "private=" if words[0] == "rank" else ""
     assert main([*words[: 2 if words[0] == "data" else 1], f"{key}mine", *(words[1:] if key else ())]) == 2
     assert "mine: is no named dataset: if you mean the path, write ./mine\n" in capsys.readouterr().err
+
+
+# Few people, public sets, and words of each command
+
+
+def test_few_people_of_whom_none_is_drawn_for_testing_get_a_remedy(tmp_path, capsys):
+    names = next(
+        [f"p{j}{i}" for i in range(3)] for j in range(99) if not drawn_of([f"p{j}{i}" for i in range(3)]).any()
+    )
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{names[i % 3]}", "path,label,patient")
+    said = (
+        r"no test images of its 3 people: each is drawn for testing with probability 0.2 if no parts are given: give "
+    )
+    with pytest.raises(UserError, match=rf"pair.private=.*{said}both, by pair.read.split=COLUMN of a table"):
+        task_of(path, unit="patient")
+    assert main(["data", "check", str(path), "unit=patient"]) == 1
+    assert f"{said}both, by split=COLUMN" in capsys.readouterr().err
+
+
+def drawn_of(names):
+    """Which people are in the fifth for testing."""
+    return examples.drawn(examples.people_of("", names)[0], 0.2, "test")
+
+
+@pytest.mark.parametrize("words", [("data", "check"), ("fit",)])
+def test_each_command_names_its_own_keys(tmp_path, capsys, words):
+    path = table(tmp_path / "t", lambda i: Y[i] % 2)
+    assert main([*words, str(path), "unit=patient"]) == 2
+    assert "pubsel: unit=patient: a.csv has no column patient: path, label\n" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"^pair.unit=patient: a.csv has no column patient"):
+        task_of(path, unit="patient")
+
+
+def test_a_ranking_refuses_keys_without_effect_and_names_its_own(tmp_path, capsys):
+    write_npz(
+        tmp_path / "a.npz", *((X[at].reshape(-1, 8, 8).astype(np.uint8), Y[at]) for at in (slice(90), slice(90, 99)))
+    )
+    words = ["rank", "public=[noise]", f"results={tmp_path / 'results'}"]
+    assert main([*words, f"private={tmp_path / 'a.npz'}", "bits=12"]) == 2
+    assert "pubsel: bits=...: " in capsys.readouterr().err
+    assert main([*words, f"private={tmp_path / 'a.npz'}", f"public=[{tmp_path / 'a.npz'}]", "distance.m=200"]) == 2
+    assert "pair." not in capsys.readouterr().err
+
+
+def with_public(private, public, m=20, **read):
+    pair = Pair(private=str(private), public=str(public), m=m, convert=Convert.resize, overlap=Overlap.leave)
+    pair.read = Read(**read)
+    return load(pair, "", False)
+
+
+def test_a_public_table_is_read_by_the_columns_that_it_has(tmp_path):
+    def row(i):
+        return f"x,{Y[i] % 2},{i % 3},{('train', 'test')[i % 2]}"
+
+    private = table(tmp_path / "a", row, "scan,note,finding,label,usage")
+    for name, head in (("b", "scan,note,finding,label,usage"), ("c", "path,a,b,label,d")):
+        table(tmp_path / name, row, head)
+        for i in range(100):
+            picture(200 + i).save(tmp_path / name / f"{i}.png")
+    keys = {"path": "scan", "label": "finding", "split": "usage"}
+    same = with_public(private, tmp_path / "b" / "a.csv", 50, **keys, accept=["split"])
+    assert same.private.y.max() == 1
+    assert set(same.public.y.tolist()) == {0, 1}
+    other = with_public(private, tmp_path / "c" / "a.csv", 99, **keys, accept=["split"])
+    assert set(other.public.y.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", ["flat", "path", "blank", "other"])
+def test_public_sets_need_no_labels(tmp_path, kind):
+    private = folder(tmp_path / "private", n=60)
+    head, value = {"path": ("path", None), "blank": ("path,label", ""), "other": ("path,site", "3")}.get(
+        kind, ("path", 0)
+    )
+    (tmp_path / "b").mkdir()
+    for i in range(100, 160):
+        picture(i).save(tmp_path / "b" / f"{i}.png")
+    rows = [f"{i}.png" if value is None else f"{i}.png,{value}" for i in range(100, 160)]
+    if kind != "flat":
+        (tmp_path / "b" / "b.csv").write_text("\n".join([head, *rows]))
+    public = tmp_path / "b" / ("" if kind == "flat" else "b.csv")
+    task = with_public(private, public, 60)
+    assert (len(task.public.y), set(task.public.y.tolist())) == (60, {0})
+    if kind != "flat":  # as private data they are refused
+        with pytest.raises(
+            UserError, match=r"b.csv: no (row has a label in )?column label.*give pair.read.label=COLUMN"
+        ):
+            task_of(public)
+        assert main(["data", "check", str(public)]) == 1
+
+
+def test_a_ranking_takes_public_tables_without_labels(tmp_path, capsys):
+    private = table(tmp_path / "a", lambda i: f"{Y[i] % 2},x", "scan,finding,label")
+    (tmp_path / "b").mkdir()
+    for i in range(100, 160):
+        picture(i).save(tmp_path / "b" / f"{i}.png")
+    (tmp_path / "b" / "b.csv").write_text("\n".join(["scan", *(f"{i}.png" for i in range(100, 160))]))
+    words = [f"private={private}", f"public=[{tmp_path / 'b' / 'b.csv'}]", "path=scan", "label=finding", "model=linear"]
+    words += ["distance.m=50", "distance.initialisations=1", f"results={tmp_path / 'results'}", "threads=1"]
+    assert main(["rank", *words]) == 0, capsys.readouterr().err
+
+
+def test_public_sets_that_take_all_private_images_are_named(tmp_path):
+    private = folder(tmp_path / "private", n=40)
+    shutil.copytree(private, tmp_path / "public")
+    with pytest.raises(UsageError, match=rf"no private images remain: all are public \({tmp_path / 'public'}\) or"):
+        with_public(private, tmp_path / "public", 40)
+
+
+def test_a_check_says_how_many_images_remain(tmp_path, capsys):
+    path = folder(tmp_path / "f", n=60)
+    for name in ("again", "more"):
+        shutil.copy(path / "c0" / "0.png", path / "c0" / f"{name}.png")
+    source, held = open_dataset(str(path), "", False), "c0/0.png"
+    test = sum(name.endswith("png") for name in source.files[1].names)
+    test -= 2 * (held in source.files[1].names)
+    assert main(["data", "check", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"of these, {60 - test} training and {test} test images remain: see below"
+
+
+def test_a_class_without_a_test_image_is_a_warning(tmp_path):
+    path = table(
+        tmp_path / "t", lambda i: f"{Y[i] % 3},{'train' if Y[i] % 3 == 2 or i % 2 else 'test'}", "path,label,split"
+    )
+    texts = [finding.text for finding in task_of(path).findings if finding.name == "few"]
+    assert texts[-1] == f"{path}: classes without a test image, which are not measured: 2"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-8"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_tables_are_read_in_the_encodings_of_excel(tmp_path, encoding, newline):
+    path = table(tmp_path / "t", lambda i: ("k\u00e4fer", "stra\u00dfe")[Y[i] % 2])
+    text = path.read_text(encoding="utf-8").replace(",", "\t").replace("\n", newline)
+    path.write_bytes(text.encode(encoding))
+    assert task_of(path).names == ("k\u00e4fer", "stra\u00dfe")
+
+
+def test_messages_number_lines_as_an_editor_does(tmp_path):
+    path = table(
+        tmp_path / "t",
+        lambda i: f'{Y[i] % 2},"a\r\nb\nc",{"tset" if i == 5 else ("train", "test")[i % 2]}',
+        "path,label,note,s",
+    )
+    path.write_text(path.read_text(encoding="utf-8").replace("3.png", "\n3.png", 1), encoding="utf-8")
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if text.startswith("5.png"))
+    with pytest.raises(UserError, match=rf"a.csv: line {line} has s 'tset': use train or test"):
+        task_of(path, split="s")
+    path.write_text(path.read_text().replace("7.png", "path,label,note,s\n7.png", 1))
+    with pytest.raises(UserError, match=r"a.csv: line \d+ repeats the head: remove it"):
+        task_of(path)
