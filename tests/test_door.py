@@ -923,3 +923,101 @@ def test_messages_number_lines_as_an_editor_does(tmp_path):
     path.write_text(path.read_text().replace("7.png", "path,label,note,s\n7.png", 1))
     with pytest.raises(UserError, match=r"a.csv: line \d+ repeats the head: remove it"):
         task_of(path)
+
+
+# Arrays
+
+
+def arrays_under(path, names, layout=lambda x: x, label=lambda y: y):
+    """A npz of 60 training and 20 test images under other names."""
+    x, y = (X[:80].reshape(-1, 8, 8) * 15).astype(np.uint8), Y[:80] % 3
+    parts = [layout(x[:60]), label(y[:60]), layout(x[60:]), label(y[60:])]
+    np.savez(path, **dict(zip(names.split(), parts, strict=False)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *("x_train y_train x_test y_test", "X_train Y_train X_val Y_val", "train_x train_y test_x test_y", "X y"),
+        *("images labels", "data target", "trainImages trainLabels testImages testLabels", "image class"),
+    ],
+)
+def test_arrays_have_the_usual_names(tmp_path, names):
+    count = len(names.split())
+    usual = " ".join(["train_images", "train_labels", "test_images", "test_labels"][:count])
+    task, expected = (task_of(arrays_under(tmp_path / f"{each}.npz", each)) for each in (names, usual))
+    assert len(task.private.y) + len(task.test.y) == {2: 60, 4: 80}[count]
+    assert (task.private.x == expected.private.x).all()
+    assert (task.private.y == expected.private.y).all()
+    assert at_path(tmp_path / f"{names}.npz").n == {2: 60, 4: 80}[count]
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("place", [-1, 1])
+def test_arrays_of_channels_first_or_last_are_the_same_images(tmp_path, colour, place):
+    def stacked(x):
+        return np.stack([x, 255 - x, x // 2] if colour else [x], axis=place)
+
+    names = "train_images train_labels test_images test_labels"
+    task = task_of(arrays_under(tmp_path / "a.npz", names, stacked))
+    plain = task_of(arrays_under(tmp_path / "b.npz", names))
+    assert task.shape == (3 if colour else 1, 8, 8)
+    by_image = {x.numpy().tobytes(): int(y) for x, y in zip(plain.private.x[:, 0], plain.private.y, strict=True)}
+    assert {x.numpy().tobytes(): int(y) for x, y in zip(task.private.x[:, 0], task.private.y, strict=True)} == by_image
+    if colour:
+        assert (task.private.x[:, 1] == 255 - task.private.x[:, 0]).all()
+        assert (task.private.x[:, 2] == task.private.x[:, 0] // 2).all()
+
+
+def test_labels_of_arrays_in_words_are_class_names(tmp_path):
+    words = np.array(["dog", "cat", "ant"])
+    for kind in (words, words.astype("S")):
+        task = task_of(arrays_under(tmp_path / "a.npz", "X y x_test y_test", label=lambda y, kind=kind: kind[y]))
+        assert task.names == ("ant", "cat", "dog")
+        plain = task_of(arrays_under(tmp_path / "b.npz", "X y x_test y_test"))
+        assert (2 - task.private.y == plain.private.y).all()
+    with pytest.raises(UserError, match=r"a.npz: labels 'Cat', 'cat' differ .*: write each class in one way"):
+        task_of(arrays_under(tmp_path / "a.npz", "X y", label=lambda y: np.array(["Cat", "cat", "ant"])[y]))
+    with pytest.raises(UserError, match=r"a.npz: \d+ of 60 labels are no class \(''\): give each image one"):
+        task_of(arrays_under(tmp_path / "a.npz", "X y", label=lambda y: np.array(["", "cat", "ant"])[y]))
+
+
+@pytest.mark.parametrize(
+    ("names", "layout", "label", "message"),
+    [
+        ("X y", lambda x: x / 255, None, "X is float64, not uint8: multiply them by 255 if they are 0 to 1, and store"),
+        ("X y", lambda x: x.astype(int), None, "X is int64, not uint8: store values 0 to 255 as uint8"),
+        (
+            "X y",
+            None,
+            lambda y: y.astype(object),
+            r"y is an array of objects, .* numpy.savez\('a.npz', y=numpy.array\(y.t",
+        ),
+        ("X y x_train", None, None, "X or x_train may be train_images: call one of them train_images"),
+        ("x y", lambda x: x.reshape(-1, 64) / 255, None, "no array train_images in it"),
+        ("X y", lambda x: np.stack([x, x], -1), None, r"X has shape \[60, 8, 8, 2\], not \[n, h, w\]"),
+        ("X_train X_test", None, None, "no array of labels in it: add train_labels"),
+        ("x_test y_test", None, None, "no array train_images in it"),
+        ("X_train y_train X_test", None, None, "no array test_labels in it"),
+    ],
+)
+def test_arrays_that_are_not_clear_are_refused(tmp_path, names, layout, label, message):
+    same = lambda values: values  # noqa: E731
+    path = arrays_under(tmp_path / "a.npz", names, layout or same, label or same)
+    if names == "X_train X_test":
+        np.savez(path, X_train=np.load(path)["X_train"], X_test=np.load(path)["X_train"][:9])
+    with pytest.raises(UserError, match=message):
+        task_of(path)
+
+
+def test_public_arrays_need_no_labels(tmp_path):
+    private = folder(tmp_path / "private", n=60)
+    np.savez(tmp_path / "a.npz", images=(X[100:160].reshape(-1, 8, 8) * 15).astype(np.uint8))
+    assert with_public(private, tmp_path / "a.npz", 60).public.y.tolist() == [0] * 60
+
+
+def test_people_of_arrays_without_parts(tmp_path):
+    x, y = (X[:80].reshape(-1, 8, 8) * 15).astype(np.uint8), Y[:80] % 2
+    np.savez(tmp_path / "a.npz", X=x, y=y, patient=np.arange(80) // 4)
+    assert task_of(tmp_path / "a.npz", unit="patient").people.tolist()[0] == 4

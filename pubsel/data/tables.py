@@ -5,7 +5,7 @@ are compared as people mean them (`examples.folded`); several labels of one imag
 """
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
@@ -66,7 +66,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     if repeated:
         findings.append(Finding("copies", NOTE, f"{table.name}: {repeated} rows repeat another one"))
     rows, about_both = _one_or_several(table, rows, label, bool(several))
-    words, about_words = _words(table, rows, label, read.labels)
+    words, about_words = label_words(table, rows, label, read.labels)
     rows, about_labels = _labelled(table, rows, label, words)
     test = _sides(table, rows, side)
     findings += [*about_both, *about_words, *about_labels]
@@ -268,7 +268,7 @@ def _one_or_several(table: Path, rows: Rows, label: str, explicit: bool) -> tupl
     return kept, (Finding("conflict", ERROR, text, remedy),)
 
 
-def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list[Finding]]:
+def label_words(table: Path, rows: Sequence[Mapping[str, str]], label: str, fold: Fold) -> tuple[Words, list[Finding]]:
     """Return the labels of a table, in the order in which they are numbered, and findings."""
     spelt = dict[str, list[str]]()
     for word in sorted({part for row in rows for part in row[label].split(BETWEEN)}):
