@@ -1,6 +1,7 @@
 """What comes through the door: files and tables as people have them, read as they mean them, or refused in words."""
 
 import ast
+import base64
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pydicom
 import pytest
 from PIL import Image
@@ -18,9 +20,11 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
 from pubsel.cli import main
+from pubsel.commands.predict import batches
 from pubsel.data import examples, findings, load, open_dataset
-from pubsel.data.given import as_input, at_path
+from pubsel.data.given import as_input, at_path, given
 from pubsel.messages import UsageError, UserError
+from pubsel.release.classifier import Classifier
 from pubsel.settings.keys import Convert, Fold, Overlap, Pair, Read
 from tests.made import write_npz
 
@@ -1021,3 +1025,33 @@ def test_people_of_arrays_without_parts(tmp_path):
     x, y = (X[:80].reshape(-1, 8, 8) * 15).astype(np.uint8), Y[:80] % 2
     np.savez(tmp_path / "a.npz", X=x, y=y, patient=np.arange(80) // 4)
     assert task_of(tmp_path / "a.npz", unit="patient").people.tolist()[0] == 4
+
+
+@pytest.mark.parametrize("kind", ["struct", "bytes", "base64", "url"])
+def test_images_within_a_table_have_a_remedy(tmp_path, monkeypatch, kind):
+    picture(3).save(tmp_path / "3.png")
+    data = (tmp_path / "3.png").read_bytes()
+    value = {"struct": {"bytes": data, "path": None}, "bytes": data, "base64": base64.b64encode(data).decode()}.get(
+        kind, "data:image/png;base64,AA"
+    )
+    frame = pd.DataFrame({"image": [value] * 4, "label": [0, 1, 0, 1]})
+    path = tmp_path / ("a.parquet" if kind in ("struct", "bytes") else "a.csv")
+    path.touch()
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    monkeypatch.setattr(pd, "read_parquet", lambda path: frame)
+    with pytest.raises(
+        UserError, match=r"column image has images \(.*\), not the names of their files: write the byte"
+    ):
+        task_of(path)
+
+
+@pytest.mark.parametrize(("bits", "scale", "warned"), [(None, 10, True), (None, 4000, False), (12, 10, False)])
+def test_predictions_of_narrow_images_without_bits_are_warned_of(tmp_path, capsys, bits, scale, warned):
+    for i in range(20):
+        Image.fromarray((X[i].reshape(8, 8) * scale).astype(np.uint16)).save(tmp_path / f"{i}.png")
+    model = Classifier(None, None, (1, 8, 8), ("a", "b"), False, bits)
+    assert sum(n for _, _, n in batches(given(str(tmp_path)), model, False)) == 20
+    text = "warning: 20 of 20 16-bit images use less than a sixteenth of the range, and this model was trained without"
+    assert capsys.readouterr().err.count(text) == warned
+    assert len(capsys.readouterr().err.splitlines()) <= warned

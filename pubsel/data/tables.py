@@ -4,6 +4,7 @@ Its columns are known by usual names in any case, or by `read.path`, `read.label
 are compared as people mean them (`examples.folded`); several labels of one image are written as A|B.
 """
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
@@ -32,6 +33,7 @@ NO_LABEL = {*BLANK_WORDS, "?"}  # folded
 UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 DIGITS = 20  # of a number, from which on it is a word
+EMBEDDED = "<bytes>|<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}"  # how an image begins: PNG, JPEG in base64
 JOINED = "label of several columns"
 
 Rows = list[TableRow]
@@ -54,10 +56,9 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     if unused := [column for column in columns if column not in used]:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
+    _check_names(table, rows, path)
+
     # an example is a row; one that repeats another adds nothing
-    empty = next((row for row in rows if not row[path].strip()), None)
-    if empty is not None:
-        raise UserError(f"{table}: {empty.place} has no path")
     keys = [tuple(row[column] for column in (path, label, unit, side) if column) for row in rows]
     first = dict[tuple[str, ...], TableRow]()
     for key, row in zip(keys, rows, strict=True):
@@ -93,6 +94,17 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
         people=people,
         findings=tuple(findings),
     )
+
+
+def _check_names(table: Path, rows: Rows, path: str) -> None:
+    """Raise UserError if a row has no name of a file, or has an image in its place."""
+    if within := [row[path] for row in rows if re.match(EMBEDDED, row[path])]:
+        raise UserError(
+            f"{table}: column {path} has images ({within[0][:20]}), not the names of their files: write the bytes of "
+            "each to a file, such as 0.png, and these names into a column path"
+        )
+    if empty := [row for row in rows if not row[path].strip()]:
+        raise UserError(f"{table}: {empty[0].place} has no path")
 
 
 def rows_in(table: Path) -> Rows:
