@@ -247,7 +247,7 @@ def test_a_test_part_without_classes_is_not_tested_on(tmp_path):
     "names",
     [
         *("trainset testset", "train_set test-set", "Training test-images", "train validation_data", "train testset"),
-        *("TrainData ValImages", "digits_train digits_test", "train1 test1"),
+        *("TrainData ValImages", "digits_train digits_test", "train1 test1", "train eval", "Train holdout"),
     ],
 )
 def test_folders_with_names_like_parts_are_no_classes(tmp_path, names):
@@ -1027,22 +1027,19 @@ def test_people_of_arrays_without_parts(tmp_path):
     assert task_of(tmp_path / "a.npz", unit="patient").people.tolist()[0] == 4
 
 
-@pytest.mark.parametrize("kind", ["struct", "bytes", "base64", "url"])
+@pytest.mark.parametrize("kind", ["struct", "bytes", "base64", "data", "https"])
 def test_images_within_a_table_have_a_remedy(tmp_path, monkeypatch, kind):
     picture(3).save(tmp_path / "3.png")
     data = (tmp_path / "3.png").read_bytes()
-    value = {"struct": {"bytes": data, "path": None}, "bytes": data, "base64": base64.b64encode(data).decode()}.get(
-        kind, "data:image/png;base64,AA"
-    )
+    values = {"struct": {"bytes": data, "path": None}, "bytes": data, "base64": base64.b64encode(data).decode()}
+    value = (values | {"data": "data:image/png;base64,AA", "https": "https://a.b/3.png"})[kind]
     frame = pd.DataFrame({"image": [value] * 4, "label": [0, 1, 0, 1]})
     path = tmp_path / ("a.parquet" if kind in ("struct", "bytes") else "a.csv")
     path.touch()
     if path.suffix == ".csv":
         frame.to_csv(path, index=False)
     monkeypatch.setattr(pd, "read_parquet", lambda path: frame)
-    with pytest.raises(
-        UserError, match=r"column image has images \(.*\), not the names of their files: write the byte"
-    ):
+    with pytest.raises(UserError, match=r"column image has images or addresses \(.*\), not the names of files: write"):
         task_of(path)
 
 
@@ -1055,3 +1052,34 @@ def test_predictions_of_narrow_images_without_bits_are_warned_of(tmp_path, capsy
     text = "warning: 20 of 20 16-bit images use less than a sixteenth of the range, and this model was trained without"
     assert capsys.readouterr().err.count(text) == warned
     assert len(capsys.readouterr().err.splitlines()) <= warned
+
+
+def test_two_columns_of_one_name_are_no_choice(tmp_path):
+    path = table(tmp_path / "t", lambda i: f"{i % 3},{Y[i] % 2}", "path,Label,label")
+    with pytest.raises(UserError, match=r"columns Label and label may be the label: give pair.read.label=COLUMN"):
+        task_of(path)
+    assert task_of(path, label="label").classes == 2
+    with pytest.raises(UserError, match=r"columns path and Path may be the path: name the column of files path"):
+        at_path(table(tmp_path / "u", str, "path,Path"))
+
+
+@pytest.mark.parametrize("ways", ["a;b", "b, a", "[a, b]", "['b', 'a']"])
+def test_several_labels_with_another_sign_between_them_are_no_class(tmp_path, ways):
+    only = ("[a]", "[b]") if "[" in ways else ("a", "b")
+    path = table(tmp_path / "t", lambda i: f'"{(*only, ways)[i % 3]}"')
+    with pytest.raises(UserError, match=r"may be several, since each part is a label: write A\|B"):
+        task_of(path)
+    assert task_of(path, accept=["labels"]).classes == 3
+    assert task_of(table(tmp_path / "u", lambda i: f'"{("x, y", "z")[i % 2]}"')).names == ("x, y", "z")
+
+
+@pytest.mark.parametrize("test", ["x_test y_test", "valid_images valid_labels"])
+def test_arrays_of_a_part_count_next_to_those_of_the_usual_names(tmp_path, test):
+    task = task_of(arrays_under(tmp_path / "a.npz", f"train_images train_labels {test}"))
+    assert (len(task.private.y), len(task.test.y)) == (60, 20)
+
+
+def test_arrays_of_zeros_and_ones_are_nearly_black(tmp_path):
+    path = arrays_under(tmp_path / "a.npz", "X y x_test y_test", lambda x: (x > 99).astype(np.uint8))
+    assert named(task_of(path))["black"].line().endswith("no value but 0 and 1, of 0 to 255: multiply them by 255")
+    assert "black" not in named(task_of(arrays_under(tmp_path / "b.npz", "X y x_test y_test")))

@@ -30,6 +30,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
 EXTRA = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
+LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
 FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
 
 
@@ -138,9 +139,9 @@ def words_in(text: str) -> set[str]:
 def _like_parts(names: Iterable[str], classes: bool) -> list[str]:
     """Return two folders whose names differ in train and test alone, such as trainset and testset, unless they are the
     names of parts. classes: they would be read as classes, whatever else is in their names."""
-    sides, rest = [{*TRAIN}, {*TEST, *VALIDATION}], dict[frozenset[str], list[str]]()
+    sides, rest = [{*TRAIN}, {*LIKE_TEST}], dict[frozenset[str], list[str]]()
     for name in names:
-        rest.setdefault(frozenset(words_in(name) - {*PARTS}), []).append(name)
+        rest.setdefault(frozenset(words_in(name).difference(*sides)), []).append(name)
     for other, named in rest.items():
         pair = [next((name for name in named if words_in(name) & side), None) for side in sides]
         if None not in pair and not {str(name).lower() for name in pair} <= {*PARTS} and (classes or not other):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
 from pubsel.data.examples import people_of
-from pubsel.data.findings import NOTE, Finding, first_of
+from pubsel.data.findings import NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION
 from pubsel.data.images import MOST
 from pubsel.data.splits import (
@@ -105,16 +105,25 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
     starts = np.cumsum([0, *(stream.n for stream in streams)])
     test = np.arange(len(y)) >= starts[1] if len(parts) > 1 else None
 
+    dark = set[int]()
+
     def image(i: int) -> tuple[Tensor, None]:
         part = int(np.searchsorted(starts, i, side="right")) - 1
-        return streams[part].image(i - int(starts[part])), None
+        x = streams[part].image(i - int(starts[part]))
+        if x.max() <= 1:
+            dark.add(i)
+        return x, None
+
+    def of_values() -> tuple[Finding, ...]:
+        text = f"{path.name}: {len(dark)} images have no value but 0 and 1, of 0 to 255"
+        return (Finding("black", WARNING, text, "multiply them by 255"),) if len(dark) >= MOST * len(y) else ()
 
     listed = Listed(
         y,
         test,
         classes=len(names),
         files=(stamp(path),),
-        images=lambda: Images(streams[0].shape, image, any_order=False),
+        images=lambda: Images(streams[0].shape, image, of_values, any_order=False),
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
         findings=findings,
     )
@@ -128,13 +137,12 @@ def _usual_names(path: Path) -> dict[str, str]:
     """Return the arrays of images and labels of a user's npz by their names here, such as train_images: x_train, X and
     others. Rows of numbers are no images. UserError if two have the same meaning."""
     names = _members(path)
-    if "train_images" in names:
-        return {name: name for name in names}
-    arrays = dict[str, str]()
+    usual = {f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")}
+    arrays = {name: name for name in names if name in usual}
     with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
         for name in names:
             match = NAMED.fullmatch(name.lower())
-            if match is None or (match[1] and match[4]):
+            if match is None or (match[1] and match[4]) or name in arrays:
                 continue
             with archive.open(f"{name}.npy") as member:
                 shape, _, dtype = _header(member)
@@ -142,7 +150,7 @@ def _usual_names(path: Path) -> dict[str, str]:
                 continue
             part = next(part for part, words in PARTS.items() if (match[1] or match[4] or part) in words)
             kind = f"{part}_{'images' if match[2] else 'labels'}"
-            if (first := arrays.setdefault(kind, name)) != name:
+            if (first := arrays.setdefault(kind, name)) not in (name, kind):
                 raise UserError(f"{path}: {first} or {name} may be {kind}: call one of them {kind}, or leave it out")
     return arrays
 

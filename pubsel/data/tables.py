@@ -16,7 +16,7 @@ import torch
 
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.folders import TEST, TRAIN, VALIDATION, TableRow, rows_of, words_in
+from pubsel.data.folders import LIKE_TEST, TEST, TRAIN, VALIDATION, TableRow, rows_of, words_in
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import plain, unreadable
@@ -27,13 +27,15 @@ PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "imag
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
-SPLIT_WORDS = {*SIDES, "eval", "evaluation", "holdout"}  # words in columns that may be the split
+SPLIT_WORDS = {*TRAIN, *LIKE_TEST}  # words in columns that may be the split
 MOST_SIDES = 6  # different values of such a column
 NO_LABEL = {*BLANK_WORDS, "?"}  # folded
 UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 DIGITS = 20  # of a number, from which on it is a word
-EMBEDDED = "<bytes>|<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}"  # how an image begins: PNG, JPEG in base64
+NO_FILE = (
+    "<bytes>|<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
+)
 JOINED = "label of several columns"
 
 Rows = list[TableRow]
@@ -97,11 +99,11 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
 
 
 def _check_names(table: Path, rows: Rows, path: str) -> None:
-    """Raise UserError if a row has no name of a file, or has an image in its place."""
-    if within := [row[path] for row in rows if re.match(EMBEDDED, row[path])]:
+    """Raise UserError if a row has no name of a file, or has an image or an address in its place."""
+    if others := [row[path] for row in rows if re.match(NO_FILE, row[path])]:
         raise UserError(
-            f"{table}: column {path} has images ({within[0][:20]}), not the names of their files: write the bytes of "
-            "each to a file, such as 0.png, and these names into a column path"
+            f"{table}: column {path} has images or addresses ({others[0][:20]}), not the names of files: write each "
+            "image to a file, such as 0.png, and these names into a column path"
         )
     if empty := [row for row in rows if not row[path].strip()]:
         raise UserError(f"{table}: {empty[0].place} has no path")
@@ -156,10 +158,15 @@ def column_of(
         if name not in columns:
             raise UsageError(f"{key}={name}: {table.name} has no such column: {first_of(columns, 20)}")
         return name
-    by_name = {_plain(column): column for column in reversed(columns)}
+    by_name = dict[str, list[str]]()
+    for column in columns:
+        by_name.setdefault(_plain(column), []).append(column)
     for word in usual:
+        if len(by_name.get(word, ())) > 1:
+            either = " and ".join(by_name[word])
+            raise UserError(f"{table}: columns {either} may be the {key}: {remedy or f'give {key}=COLUMN'}")
         if word in by_name:
-            return by_name[word]
+            return by_name[word][0]
     remedy = remedy or f"give {key}=COLUMN, or path,label in its head"
     raise UserError(f"{table}: no column {key}: it has {first_of(columns, 20)}: {remedy}")
 
@@ -304,6 +311,14 @@ def label_words(table: Path, rows: Sequence[Mapping[str, str]], label: str, fold
         text = f"{table.name}: labels {first_of(map(repr, several[0]), 3)} differ in how they are written alone"
         findings.append(Finding("labels", ERROR, text, "set labels=fold, and they are one class"))
         spelt = {word: [word] for ways in spelt.values() for word in ways}
+
+    # several labels of one image with another sign between them
+    marks = " []'\""
+    parts = {word: [folded(part.strip(marks)) for part in re.split("[;,]", word)] for word in spelt}
+    single = {of[0] for of in parts.values() if len(of) == 1}
+    if joined := [word for word, of in parts.items() if len(of) > 1 and single.issuperset(of)]:
+        text = f"{table.name}: label {joined[0]!r} may be several, since each part is a label"
+        findings.append(Finding("labels", ERROR, text, "write A|B"))
 
     ordered = sorted(spelt, key=lambda word: (int(word) if word.isdecimal() and len(word) < DIGITS else -1, word))
     names = [word if word.isdecimal() else spelt[word][0].strip() for word in ordered]
