@@ -145,8 +145,8 @@ def _usual_names(path: Path) -> dict[str, str]:
             if match is None or (match[1] and match[4]) or name in arrays:
                 continue
             with archive.open(f"{name}.npy") as member:
-                shape, _, dtype = _header(member)
-            if match[2] and len(shape) == 2 and dtype.kind == "f":
+                shape, _, _ = _header(member)
+            if match[2] and len(shape) < 3:
                 continue
             part = next(part for part, words in PARTS.items() if (match[1] or match[4] or part) in words)
             kind = f"{part}_{'images' if match[2] else 'labels'}"
