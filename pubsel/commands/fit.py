@@ -231,7 +231,7 @@ def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
             continue
         if same_examples(settings.private, name, settings.data_root):
             raise UsageError(f"{key}=[{name}]: this is the private data: take another set")
-        rules = of_public_data(read_of(settings))
+        rules = of_public_data(read_of(settings), name)
         source = open_dataset(
             name, settings.data_root, settings.download, None, settings.keep, rules, task.columns, labelled=False
         )

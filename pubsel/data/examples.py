@@ -299,17 +299,16 @@ def apart(table: Examples, public: Digests, how: Overlap) -> tuple[Examples, tup
 
 
 def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Finding, ...]:
-    """Return findings on the private data as something to learn: one example or class alone, and rare classes or
-    labels."""
-    train = torch.from_numpy(table.has(Role.private))
+    """Return findings on the private data as something to learn: one example alone, rare classes or labels, and those
+    that are in one part alone."""
+    train, test = (torch.from_numpy(table.has(role)) for role in (Role.private, Role.test))
     findings = []
     if len(table.role) < 2:
         findings.append(Finding("one", ERROR, f"{table.name}: one image only"))
-    if classes < 2:
-        text = f"{table.name}: one class only: it can serve as public data, not as private"
-        findings.append(Finding("one", ERROR, text))
     several = table.y.dim() == 2
-    counts = table.y[train].sum(0).int() if several else table.y[train].bincount(minlength=classes)
+    counts, tested = (
+        table.y[part].sum(0).int() if several else table.y[part].bincount(minlength=classes) for part in (train, test)
+    )
     known = [names[i] if names else str(i) for i in range(len(counts))]
     few = [f"{name} has {count}" for name, count in zip(known, counts.tolist(), strict=True) if count < FEW]
     lost = [name for name, count in zip(known, counts.tolist(), strict=True) if not count and not several]
@@ -322,6 +321,10 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
     elif few and classes > 1:
         what = f"{table.name}: {'labels' if several else 'classes'} with fewer than {FEW} training images"
         findings.append(Finding("few", WARNING, f"{what} may be lost in the noise: {first_of(few, NAMED)}"))
+    unseen = [name for name, trained, n in zip(known, counts, tested, strict=True) if trained and not n]
+    if test.any() and 1 < classes <= max(MANY, len(table.role) / 10) and unseen:
+        what = f"{table.name}: {'labels' if several else 'classes'} without a test image"
+        findings.append(Finding("few", WARNING, f"{what}, which are not measured: {first_of(unseen, NAMED)}"))
     return tuple(findings)
 
 
@@ -368,8 +371,6 @@ def hold_out(
     images are held out together with how=leave. UsageError if either side would be empty.
     """
     here = np.flatnonzero(table.has(Role.private))
-    if not len(here):
-        raise UsageError(f"pair.private={table.name}: no private images remain: they are public or test images too")
     if table.published:
         used, held = _of_published(table, here, private_share, validation, seed, how)
     else:

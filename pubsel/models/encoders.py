@@ -18,7 +18,7 @@ from pubsel.settings.methods import option, with_backbone
 from pubsel.settings.schema import check
 
 FILE, CONFIG = "model.safetensors", "config.json"  # of a folder, as timm writes it for the hub
-WEIGHTLESS = "pixels", "scattering"  # architectures
+WEIGHTLESS = "pixels", "scattering", "rows"  # architectures
 REMEDY = "name its network of timm: features=NAME checkpoint=FILE"
 MISFITS = (*DAMAGE, LookupError, TypeError, AttributeError, SafetensorError)  # errors of files of another kind
 
