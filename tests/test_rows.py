@@ -162,7 +162,7 @@ def test_what_names_people_is_no_feature(tmp_path):
     frame = people(200)
     frame["patient_id"] = np.arange(200) // 4
     path = table(tmp_path / "t.csv", frame)
-    with pytest.raises(UserError, match="column patient_id names people, and is left out: set unit=patient_id"):
+    with pytest.raises(UserError, match=r"column patient_id names people, and is left out: set pair\.unit=patient_id"):
         load(Pair(private=path, public=None, m=1), "", False)
     assert [field.name for field in read(path).columns] == ["age", "income", "tiny"]
     source = read(path, "patient_id")

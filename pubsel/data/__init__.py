@@ -266,9 +266,8 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     if not published and any(same_examples(pair.private, name, data_root) for name in sets):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
-    read = read._replace(
-        like=_image_shape(opened.images), opened=opened, rules=pair.read, public=True, columns=opened.images.columns
-    )
+    shape, columns = _image_shape(opened.images), opened.images.columns
+    read = read._replace(like=shape, opened=opened, rules=pair.read, public=True, columns=columns)
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
