@@ -551,7 +551,10 @@ class AttackConfig(Common):
 class FitConfig(Common, Read):
     """`pubsel fit`."""
 
-    private: str = setting("your images: a folder, a CSV of paths and labels, an npz, or a name in conf/dataset")
+    private: str = setting(
+        "your images: a folder, a table of paths and labels, an npz, or a name in conf/dataset; or rows of numbers: a "
+        "table, an npz or npy file"
+    )
     public: list[Any] | None = setting(
         "public data that may help: names or paths; one of them is chosen privately, or none; null: there are none"
     )
