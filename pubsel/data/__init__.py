@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import decoded, folders, prepared, stored, tables
+from pubsel.data import decoded, folders, memory, prepared, stored, tables
 from pubsel.data.convert import Shape, converted
 from pubsel.data.embeddings import is_embeddings
 from pubsel.data.examples import (
@@ -55,7 +55,7 @@ from pubsel.data.splits import (
     listing_in_order,
 )
 from pubsel.data.unknown import refusal
-from pubsel.data.vectors import Field, is_rows, parts_of, read_rows
+from pubsel.data.vectors import Field, Vectors, is_rows, parts_of, read_rows
 from pubsel.files import digest
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
@@ -527,7 +527,9 @@ def open_dataset(
     user's own data, keep: whether images are kept once they are decoded (`decoded.open_decoded`); read: how files are
     read; columns: of a table, that are read; empty: all; labelled: whether rows must have labels.
     """
-    if is_path(name) and Path(name).expanduser().exists() and is_rows(Path(name).expanduser(), read or Read()):
+    if memory.held(name) is not None:
+        source = _open_held(name, unit, read or Read(), columns, labelled)
+    elif is_path(name) and Path(name).expanduser().exists() and is_rows(Path(name).expanduser(), read or Read()):
         source = _open_rows(name, unit, read or Read(), columns, labelled)
     elif is_path(name):
         source = _open_path(name, data_root, keep, unit, read or Read())
@@ -719,31 +721,60 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
         listed = prepared.listed_arrays(path, unit)
     else:
         raise UserError(refusal(path, folders.TABLES))
-    parts, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
+    opened = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
+    return _of_decoded(listed.classes, opened)
 
+
+def _of_decoded(classes: int, opened: decoded.Decoded) -> Source:
+    """Return the source of decoded images."""
     # constants, since mean and deviation of private images would be a release of them
+    parts, findings, kept = opened
     half = (0.5,) * parts.train.x.shape[1]
-    known = listed.classes, "auc" if parts.train.y.ndim == 2 else "accuracy", half, half
-    return Source(
-        parts.train,
-        parts.test,
-        *known,
-        parts.notes,
-        parts.files,
-        kept,
-        parts.names,
-        groups=parts.groups,
-        findings=findings,
-    )
+    metric = "auc" if parts.train.y.ndim == 2 else "accuracy"
+    source = Source(parts.train, parts.test, classes, metric, half, half, parts.notes, parts.files, kept, parts.names)
+    return source._replace(groups=parts.groups, findings=findings)
+
+
+def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
+    """Return what is in memory. Private examples are all trained on: in place of a test part is a made-up example of
+    each class (`_untested`)."""
+    held, path = memory.held(name), Path(name)
+    assert held is not None
+    read = dataclasses.replace(read, label=memory.labels_of(held.frame))
+    if held.x is None and memory.PATH in held.frame:
+        listed = tables.list_table(path, unit, read)
+        listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
+        source = _of_decoded(listed.classes, decoded.open_decoded(name, listed, path, False, read))
+    else:
+        if held.x is None:
+            rows = read_rows(path, unit, read, columns, labelled)
+        else:
+            answers = tables.features_in(path, (), unit, read, labelled).answers
+            rows = Vectors(held.x, answers.y, None, answers.classes, answers.names, answers.people)
+        source = _of_rows(name, rows._replace(test=np.zeros(len(rows.y), dtype=bool)))
+    return _untested(source) if labelled else source
+
+
+def _untested(source: Source) -> Source:
+    """Return a source with a made-up test example of each class, or one with all labels and one with none."""
+    several = source.train.y.dim() == 2
+    y = torch.tensor([0.0, 1.0])[:, None].expand(2, source.classes) if several else torch.arange(source.classes)
+    draw = np.random.RandomState(0)
+    x = torch.from_numpy(draw.randint(0, 256, (len(y), *source.train.x.shape[1:]))).to(source.train.x.dtype)
+    groups = source.groups and (source.groups[0], torch.arange(len(y)))  # of nobody
+    return source._replace(test=Split(x, y), files=None, groups=groups)
 
 
 def _open_rows(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
     """Return a user's rows of numbers, as they are used."""
-    path = Path(name).expanduser()
-    rows = read_rows(path, unit, read, columns, labelled)
+    return _of_rows(name, read_rows(Path(name).expanduser(), unit, read, columns, labelled))
+
+
+def _of_rows(name: str, rows: Vectors) -> Source:
+    """Return the source of rows."""
     parts = parts_of(name, rows)
-    metric = "auc" if rows.y.dim() == 2 else "accuracy"
-    source = Source(parts.train, parts.test, rows.classes, metric, (), (), parts.notes, names=rows.names)
+    metric, half = "auc" if rows.y.dim() == 2 else "accuracy", (0.5,) * (rows.x.shape[1] if rows.x.dim() == 4 else 0)
+    source = Source(parts.train, parts.test, rows.classes, metric, half, half, parts.notes, names=rows.names)
     return source._replace(groups=parts.groups, findings=rows.findings, columns=rows.columns, raw=rows.raw)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from pubsel.data import memory
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import (
@@ -227,7 +228,9 @@ def _as_texts(frame: pd.DataFrame) -> Rows:
 
 
 def _parquet(table: Path, rows: bool = True) -> pd.DataFrame:
-    """Return a parquet file; without its rows, its columns alone."""
+    """Return a parquet file, or a table in memory; without its rows, its columns alone."""
+    if (held := memory.held(table)) is not None:
+        return held.frame
     try:
         if not rows:
             from pyarrow.parquet import read_schema

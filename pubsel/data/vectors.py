@@ -139,7 +139,7 @@ def parts_of(name: str, rows: Vectors) -> Sides:
     """Return both parts of some rows: as their owner gave them, or a fifth drawn for the test part, each row by its own
     content, or each person. A part that is sorted by class is brought into an order in which no row depends on another.
     """
-    unit = each_row(digests(rows.x), rows.y)
+    unit = each_row(digests(rows.x), rows.y) if rows.x.dim() == 2 else digests(rows.x)
     test, notes = rows.test, list[str]()
     if test is None:
         test = drawn(unit if rows.people is None else rows.people, TEST_FRACTION, "test")
