@@ -1,8 +1,10 @@
 """From data that a program has to a model that may be given away: `pubsel.fit`, and the `Release` that it returns."""
 
+import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pubsel.commands.predict import THRESHOLD, predicted
 from pubsel.data.examples import folded
 from pubsel.data.given import given
 from pubsel.data.memory import LABEL, PERSON, Held, examples_in, holding
-from pubsel.messages import QUIET, UsageError
+from pubsel.messages import RENAMED, UsageError, UserError, renamed
 from pubsel.privacy import ledger
 from pubsel.release.reopen import opened
 from pubsel.settings.compose import composed, words_of
@@ -83,7 +85,7 @@ def fit(
     public: Any = None,
     groups: Any = None,
     features: str | None = None,
-    bounds: Sequence[float] | str | Path | None = None,
+    bounds: Sequence[float] | Mapping[str, Any] | str | Path | None = None,
     scale: str = "auto",
     public_labels: str = "auto",
     held_out: float = 0.0,
@@ -96,46 +98,73 @@ def fit(
 
     x, y, groups: as in `data.memory.examples_in`, all of which are trained on; or x: a path or a name, as of the
     command. public: other examples, (x, y) or x alone, a path or a name, or a list of these: one is chosen privately,
-    or none. bounds: [least, most] of all numbers, or a JSON file with those of each column; scale: private (auto): a
-    part of epsilon brings columns to one scale; none: numbers stay as they are, as those of an encoder may. results:
-    the folder with the ledger of what was released; nothing else is written. Others as of the command. UsageError names
-    an argument that is wrong, UserError what is wrong with the data.
+    or none. bounds: [least, most] of all numbers, or those of columns, or their words, by name, also in a JSON file;
+    scale: private (auto): a part of epsilon brings columns to one scale; none: numbers stay as they are, as those of an
+    encoder may. results: the folder with the ledger of what was released; nothing else is written. Others as of the
+    command. UsageError names an argument that is wrong, UserError what is wrong with the data.
     """
-    at_path = isinstance(x, str | Path) and y is None
     sets = [] if public is None else public if isinstance(public, list) else [public]
-    named = [isinstance(each, str | Path) for each in sets]
-    others = [examples_in(*each) if isinstance(each, tuple) else examples_in(each, _no_labels(each))
-              for each, name in zip(sets, named, strict=True) if not name]  # fmt: skip
-    mine = None if at_path else examples_in(x, y, groups)
+    mine = None if isinstance(x, str | Path) and y is None else examples_in(x, y, groups)
+    others = [None if isinstance(each, str | Path) else _public(each) for each in sets]
 
     kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
-    place, quiet = ledger.PLACE.set(Path(results).resolve()), QUIET.set(not verbose)
+    folder = Path(kept.name)
+    with _cleared(kept), holding(mine, *others) as names, _in_words(names, Path(results), verbose):
+        values = {"private": names[0] or x, "epsilon": epsilon, "delta": delta, "features": features}
+        values |= {"public": [name or each for name, each in zip(names[1:], sets, strict=True)] or None}
+        values |= {"unit": None if groups is None else PERSON, "held_out": held_out, "scale": scale}
+        values |= {"bounds": _bounds(bounds, folder), "public_labels": public_labels, "accept": list(accept) or None}
+        values |= {"results": folder / "results", "to": folder / "release", **settings}
+        with composed("fit", words_of(values)) as checked:
+            command.run(check(FitConfig, checked))
+
+    (run,) = (folder / "results" / "runs").iterdir()
+    record = records.read_record(run / "result.json")
+    return Release(folder / "release", record, _labels_in(mine), kept)
+
+
+@contextmanager
+def _cleared(kept: tempfile.TemporaryDirectory[str]) -> Iterator[None]:
+    """Remove a temporary folder if what is inside fails."""
     try:
-        with holding(mine, *others) as names:
-            private = str(x) if at_path else names.pop(0)
-            publics = [str(each) if name else names.pop(0) for each, name in zip(sets, named, strict=True)]
-            values = {"private": private, "epsilon": epsilon, "delta": delta, "public": publics or None}
-            values |= {"unit": None if groups is None else PERSON, "features": features, "held_out": held_out}
-            values |= {"bounds": bounds if isinstance(bounds, str | Path | None) else list(bounds), "scale": scale}
-            values |= {"public_labels": public_labels, "accept": list(accept) or None}
-            values |= {"results": f"{kept.name}/results", "to": f"{kept.name}/release", **settings}
-            with composed("fit", words_of(values)) as checked:
-                command.run(check(FitConfig, checked))
+        yield
     except BaseException:
         kept.cleanup()
         raise
+
+
+@contextmanager
+def _in_words(names: Sequence[str], results: Path, verbose: bool) -> Iterator[None]:
+    """Write into the ledger in `results` inside, print warnings alone unless `verbose`, and call data in memory what
+    the arguments of `fit` are called. names: of these data, and nothing for others."""
+    words = {name: "x" if i == 0 else f"public[{i - 1}]" for i, name in enumerate(names) if name}
+    words |= {Path(name).name: word for name, word in words.items()}
+    place, quiet = ledger.PLACE.set(results.resolve()), RENAMED.set(None if verbose else words)
+    try:
+        yield
+    except UserError as error:
+        error.args = (renamed(str(error), words), *error.args[1:])
+        raise
     finally:
         ledger.PLACE.reset(place)
-        QUIET.reset(quiet)
-
-    (run,) = (Path(kept.name) / "results" / "runs").iterdir()
-    record = records.read_record(run / "result.json")
-    return Release(Path(kept.name) / "release", record, _labels_in(mine), kept)
+        RENAMED.reset(quiet)
 
 
-def _no_labels(x: Any) -> NDArray[np.int64]:
-    """Return one label for all of some public examples, whose own labels nobody gave."""
-    return np.zeros(x.shape[0] if hasattr(x, "shape") else len(x), dtype=np.int64)
+def _bounds(bounds: Any, folder: Path) -> Any:
+    """Return bounds as the command takes them: those by column in a file."""
+    if not isinstance(bounds, Mapping):
+        return bounds if isinstance(bounds, str | Path | None) else list(bounds)
+    file = folder / "bounds.json"
+    file.write_text(json.dumps(dict(bounds)), encoding="utf-8")
+    return file
+
+
+def _public(given: Any) -> Held:
+    """Return public examples as they are held: (x, y), or x alone, which are of one class then."""
+    if isinstance(given, tuple):
+        return examples_in(*given)
+    n = given.shape[0] if hasattr(given, "shape") else len(given)
+    return examples_in(given, np.zeros(n, dtype=np.int64))
 
 
 def _labels_in(held: Held | None) -> list[Any]:

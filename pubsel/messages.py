@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -61,13 +61,21 @@ _logs: list[Path] = []  # files that `say` writes to as well; only the last one 
 
 
 def say(text: str) -> None:
-    """Print a line at once; in a quiet place warnings alone."""
-    if not QUIET.get() or "warning: " in text:
-        print(text, file=sys.stderr, flush=True)
+    """Print a line at once; within a program that shows results itself, warnings alone."""
+    names = RENAMED.get()
+    if names is None or "warning: " in text:
+        print(renamed(text, names or {}), file=sys.stderr, flush=True)
     log(text)
 
 
-QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)  # within a program that shows results itself
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return a text with other names of data."""
+    for name, other in names.items():
+        text = text.replace(name, other)
+    return text
+
+
+RENAMED: ContextVar[Mapping[str, str] | None] = ContextVar("RENAMED", default=None)  # of data in memory, for messages
 
 
 ROOM = "make room, or take a folder on another disk (results=, data_root=, to=)"

@@ -381,7 +381,7 @@ def test_public_tables_are_read_by_the_private_columns(tmp_path, cli):
     private = table(tmp_path / "t.csv", people(800))
     public = people(300, seed=1)[["label", "tiny", "income", "age"]].assign(more=1.0)
     table(tmp_path / "p.csv", public)
-    out, err = done(cli, "fit", private, "public=[./p.csv]", "epsilon=3")
+    out, err = done(cli, "fit", private, "public=[./p.csv]", "epsilon=3", "choice=0.5")
     assert "./p.csv (300 rows), or none: chosen privately" in err
     assert "public data, chosen privately: ./p.csv" in out
     table(tmp_path / "q.csv", public.drop(columns="income"))

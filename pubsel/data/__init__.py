@@ -742,7 +742,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
     assert held is not None
     read = dataclasses.replace(read, label=memory.labels_of(held.frame))
     if held.x is None and memory.PATH in held.frame:
-        listed = tables.list_table(path, unit, read)
+        listed = tables.list_table(path, unit, dataclasses.replace(read, path=memory.PATH))
         listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
         source = _of_decoded(listed.classes, decoded.open_decoded(name, listed, path, False, read))
     else:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.data import overlap, stored
+from pubsel.data import memory, overlap, stored
 from pubsel.data.examples import drawn, in_hash_order
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
 from pubsel.data.folders import TEST_FRACTION
@@ -277,6 +277,8 @@ def _unreadable(
         which = first_of((names[i] for i in sorted(errors)), NAMED)
         text = f"{this.name}: {len(first)} of {len(readable)} images cannot be read: {which}"
         file = folder.with_suffix(UNREADABLE)
+        if memory.held(this.name) is not None:  # of which nothing is kept
+            raise UserError(f"{text}; skip=true leaves them out")
         with contextlib.suppress(UserError):
             write_whole(file, "".join(f"{error}\n" for error in first), private=True)
             text += f"; all of them: {file}"

@@ -18,7 +18,7 @@ from torch import Tensor
 from pubsel.files import digest
 from pubsel.messages import UsageError
 
-LABEL, PERSON, PATH = "label of a row", "person", "path"  # columns that are added to a table
+LABEL, PERSON, PATH = "label of a row", "person", "path of an image"  # columns that are added to a table
 
 
 class Held(NamedTuple):
@@ -46,11 +46,11 @@ def held(name: str | Path) -> Held | None:
 
 @contextmanager
 def holding(*several: Held | None) -> Iterator[list[str]]:
-    """Hold examples inside, and return their names."""
-    names = [str(Path("in_memory") / f"{each.key}.parquet") for each in several if each is not None]
-    _HELD.update(zip(names, (each for each in several if each is not None), strict=True))
+    """Hold examples inside, and return their names; of None an empty one."""
+    names = ["" if each is None else str(Path("in_memory") / f"{each.key}.parquet") for each in several]
+    _HELD.update({name: each for name, each in zip(names, several, strict=True) if each is not None})
     try:
-        yield list(names)
+        yield names
     finally:
         for name in names:
             _HELD.pop(name, None)
@@ -70,6 +70,10 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> Held:
     else:
         frame, images = _of_arrays(x)
     n = len(frame) if images is None else len(images)
+    if not n:
+        raise UsageError("x: it has no examples")
+    if frame.columns.has_duplicates:
+        raise UsageError(f"x: two columns are called {frame.columns[frame.columns.duplicated()][0]}: rename one")
     for column, values in ((LABEL, y), (PERSON, groups)):
         if values is None:
             continue

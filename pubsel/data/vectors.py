@@ -251,9 +251,9 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
     features; UserError if a row has none at all."""
     d = rows.x.shape[1]
     if read.bounds is not None:
-        if not _is_range(read.bounds):
+        if isinstance(read.bounds, str):
             raise UsageError(f"bounds={read.bounds}: of an array: give [least,most] of all its numbers")
-        least, most = map(float, read.bounds)
+        least, most = read.bounds
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
         x = ((rows.x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0)
         return rows._replace(x=x, columns=columns, raw=0)
@@ -312,9 +312,10 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
             raise UserError(f"{name}: {list(x.shape)}: this model was trained on rows of numbers: give them as [n, d]")
         if not columns:
             return torch.from_numpy(x)
-        if names != [str(i) for i in range(x.shape[1])]:
+        numbers = [str(i) for i in range(x.shape[1])]
+        if set(names) != set(numbers):
             raise UserError(f"{name}: this model takes a table with the columns {first_of(names, 10)}: give one")
-        given = pd.DataFrame(x, columns=names)
+        given = pd.DataFrame(x, columns=numbers)
     if not columns:
         return torch.from_numpy(given.to_numpy(np.float32))
     given = given.rename(columns=str)
@@ -342,10 +343,10 @@ def _new_at(path: Path) -> "pd.DataFrame | np.ndarray":
 def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[Field, ...], list[Finding]]:
     """Return the columns of a private table: those without bounds, those with bounds, words, and those that say that a
     number is missing; and findings."""
-    bounds = _bounds(table, read.bounds)
+    bounds = _bounds(features, read.bounds)
     if unknown := [name for name in bounds if name not in features]:
         raise UsageError(f"bounds={read.bounds}: {table.name} has no column {unknown[0]}: {first_of(features, 20)}")
-    left, findings = _left_out(table, features, bounds)
+    left, findings = _left_out(table, features, bounds if isinstance(read.bounds, str) else {})
     features = features[[name for name in features if name not in left]]
 
     # words need a public list: one that is made of private values would be a release of them
@@ -399,12 +400,13 @@ def _left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) ->
     return {*numbered, *people}, findings
 
 
-def _bounds(table: Path, bounds: Any) -> dict[str, list[Any]]:
-    """Return the bounds of each column: [least, most], or its words. UserError for a file that has others."""
+def _bounds(features: pd.DataFrame, bounds: Any) -> dict[str, list[Any]]:
+    """Return the bounds of each column: [least, most], those of all columns of numbers if these are given, or its
+    words. UserError for a file that has others."""
     if bounds is None:
         return {}
     if not isinstance(bounds, str):
-        raise UsageError(f"bounds={bounds}: of {table.name}: give a JSON file with the bounds of each column")
+        return {name: bounds for name in features if features[name].dtype.kind in "fiub"}
     file = Path(bounds).expanduser()
     with reading(file, 'a JSON file such as {"age": [0, 120], "sex": ["f", "m"]}'):
         values = json.loads(plain(file).read_text(encoding="utf-8"))
@@ -417,5 +419,5 @@ def _bounds(table: Path, bounds: Any) -> dict[str, list[Any]]:
 
 def _is_range(given: Any) -> bool:
     """Return whether a value is [least, most]."""
-    numbers = isinstance(given, list | tuple) and len(given) == 2
-    return numbers and all(isinstance(v, int | float) and np.isfinite(v) for v in given) and given[0] < given[1]
+    numbers = isinstance(given, list) and len(given) == 2 and all(isinstance(v, int | float) for v in given)
+    return numbers and -np.inf < given[0] < given[1] < np.inf

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -132,6 +133,14 @@ class Read:
         if self.channels == 2:
             raise UsageError("channels=2: take 1 (grey) or 3 (colour)")
         self.label = one_or_combined("label", self.label)
+        if self.bounds is not None and not isinstance(self.bounds, str):
+            try:
+                least, most = map(float, self.bounds)
+            except (TypeError, ValueError):
+                raise UsageError(f"bounds={self.bounds}: give [least,most], or a JSON file") from None
+            if not -math.inf < least < most < math.inf:
+                raise UsageError(f"bounds=[{least:g},{most:g}]: give [least,most], the first of which is lower")
+            self.bounds = [least, most]
 
 
 def read_of(settings: Read) -> Read:
