@@ -21,7 +21,7 @@ from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
-from pubsel.models.text_encoder import PREFIX
+from pubsel.models.text_encoder import PREFIX, name_of
 from pubsel.privacy import accountant
 from pubsel.release import measurement, onnx, quality
 from pubsel.release import run as training
@@ -140,7 +140,8 @@ def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     values |= {key: getattr(settings, key) for key in common}
     model = [f"model={features}"]
     if features.startswith(PREFIX):
-        model = ["model=text_encoder", *words_of({"backbone": {"architecture": features}}, "model.")]
+        values_of_model = {"name": name_of(features), "backbone": {"architecture": features}}
+        model = ["model=text_encoder", *words_of(values_of_model, "model.")]
     return [*model, "algorithm=whitened_head", "distance=none", *words_of(values)]
 
 

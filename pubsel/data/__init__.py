@@ -308,7 +308,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         content=content,
         columns=source.columns,
         raw=source.raw,
-        text=_text_input(opened),
+        text=opened.text,
     )
 
 
@@ -359,14 +359,6 @@ def _table(opened: Opened, published: bool) -> Examples:
         return table
     unit = table.unit if table.people else each_row(table.content.own, table.y)
     return table._replace(unit=unit, kind="rows")
-
-
-def _text_input(opened: Opened) -> TextInput | None:
-    """Return the texts that a model of the private set takes; None if its examples are no texts."""
-    texts = opened.images.texts
-    if texts is None:
-        return None
-    return TextInput(texts.column, opened.used.train.x.shape[1] if opened.used is opened.images else None)
 
 
 def _sets(pair: Pair) -> list[str]:

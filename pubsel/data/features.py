@@ -242,7 +242,7 @@ def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
     if name == ROWS:
         return {"features": "rows of numbers as they are; of a table, as `columns` says"}, "none: it has no weights"
     if name.startswith(text_encoder.PREFIX):
-        return text_encoder.described(backbone)
+        return text_encoder.described_encoder(backbone)
     if name == "scattering":
         settings = {} if backbone.scattering is None else dataclasses.asdict(backbone.scattering)
         how = {"features": f"scattering, version {scattering.VERSION}", "input_size": backbone.input_size, **settings}

@@ -11,7 +11,7 @@ from pubsel.data import overlap
 from pubsel.data.findings import Finding
 from pubsel.data.overlap import Digests
 from pubsel.data.splits import Files, Groups, Split, cat
-from pubsel.data.texts import Texts
+from pubsel.data.texts import TextInput, Texts
 from pubsel.data.vectors import Field
 
 
@@ -67,6 +67,12 @@ class Opened(NamedTuple):
     name: str
     images: Source
     used: Source
+
+    @property
+    def text(self) -> TextInput | None:
+        """Return the texts that a model of the set takes; None if its examples are no texts."""
+        texts, d = self.images.texts, self.used.train.x.shape[1]
+        return None if texts is None else TextInput(texts.column, d if self.used is self.images else None)
 
     def digests(self, shape: tuple[int, ...]) -> tuple[Digests, Digests]:
         """Return the digests of training and test images, which are compared in `shape`."""

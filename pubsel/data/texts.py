@@ -29,9 +29,10 @@ NAMES = ("text", "texts", "sentence", "review", "abstract")  # of columns that a
 PERHAPS = ("content", "comment", "message", "body", "document", "title")
 KINDS = "this model was trained on texts: give a table with a column text, a folder of .txt files, or a list of texts"
 FEATURES = 2**12  # numbers that a text is hashed into
+LENGTH = 3  # characters that are hashed together: docs/data.md says what it was chosen by
 HASHING = (
-    "words in lower case, hashed into {:,} numbers by HashingVectorizer of scikit-learn, all signs positive; "
-    "log(1 + count), in rows of norm 1"
+    "triples of characters, in lower case, within words and at their ends, hashed into {:,} numbers by "
+    "HashingVectorizer of scikit-learn, all signs positive; log(1 + count), in rows of norm 1"
 )
 
 
@@ -55,7 +56,7 @@ class TextInput(NamedTuple):
     hashed: int | None
 
 
-class Labelled(NamedTuple):
+class LabelledTexts(NamedTuple):
     """Texts as they were read, and the rows with their labels."""
 
     rows: Vectors
@@ -64,11 +65,12 @@ class Labelled(NamedTuple):
 
 
 def hashed(texts: Sequence[str], features: int = FEATURES) -> Tensor:
-    """Return the features of texts, float32 [n, features], each by its own words alone (HASHING).
+    """Return the features of texts, float32 [n, features], each by itself (HASHING).
 
     No weights of words, such as their inverse document frequency, come in: of private texts they would be a release,
     and with public texts the `whitened_head` divides by public deviations, which has the same effect."""
-    hashing = HashingVectorizer(n_features=features, alternate_sign=False, norm=None, dtype=np.float32)
+    how: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (LENGTH, LENGTH), "dtype": np.float32}
+    hashing = HashingVectorizer(n_features=features, alternate_sign=False, norm=None, **how)
     counts = hashing.transform(texts)
     counts.data = np.log1p(counts.data)
     rows = torch.from_numpy(counts.toarray())
@@ -98,19 +100,19 @@ def column_of_texts(names: Sequence[str], read: Read) -> str | None:
     return next((known[name] for name in usual if name in known), None)
 
 
-def read_texts(path: Path, unit: str | None, read: Read, labelled: bool = True) -> Labelled:
+def read_texts(path: Path, unit: str | None, read: Read, labelled: bool = True) -> LabelledTexts:
     """Return the texts of a path for which `is_texts` holds. labelled: whether they must have labels. UserError names
     what is wrong."""
     texts = _of_folder(path, unit, read) if path.is_dir() else _of_table(path, unit, read, labelled)
     x = hashed(texts.texts)
     findings = texts.rows.findings
     if empty := int((~x.any(1)).sum()):
-        text = f"{path.name}: {empty} of {len(x)} texts have no word"
+        text = f"{path.name}: {empty} of {len(x)} texts are empty"
         findings += (Finding("empty", WARNING, text),)
     return texts._replace(rows=texts.rows._replace(x=x, findings=findings))
 
 
-def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labelled:
+def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> LabelledTexts:
     """Return the texts of a table."""
     names = tables.names_of(table)
     column = column_of_texts(names, read)
@@ -123,12 +125,12 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
         findings.append(Finding("columns", WARNING, f"{text}; text=none reads a table of numbers"))
     texts = tuple(frame[column].map(as_text))
     known = answers.y, answers.test, answers.classes, answers.names, answers.people
-    return Labelled(Vectors(torch.empty(0), *known, findings=(*answers.findings, *findings)), texts, column)
+    return LabelledTexts(Vectors(torch.empty(0), *known, findings=(*answers.findings, *findings)), texts, column)
 
 
 def as_text(value: Any) -> str:
     """Return a value of a table or of a program as a text."""
-    return "" if value is None or value is pd.NA or value != value else str(value)
+    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -146,7 +148,7 @@ class Place(NamedTuple):
     person: str
 
 
-def _of_folder(folder: Path, unit: str | None, read: Read) -> Labelled:
+def _of_folder(folder: Path, unit: str | None, read: Read) -> LabelledTexts:
     """Return the texts of folder/<class>/*.txt, or of folder/train/<class>/* and folder/test/<class>/*, or of a flat
     folder, which is one class. unit: "folder" for <class>/<person>/*. The validation part is one with the test part.
     """
@@ -178,7 +180,7 @@ def _of_folder(folder: Path, unit: str | None, read: Read) -> Labelled:
     y = torch.tensor([classes.index(place.label) for place in places])
     test = np.array([place.test for place in places])
     rows = Vectors(torch.empty(0), y, test if test.any() else None, len(classes), tuple(filter(None, classes)), people)
-    return Labelled(rows._replace(findings=tuple(findings)), tuple(texts), None)
+    return LabelledTexts(rows._replace(findings=tuple(findings)), tuple(texts), None)
 
 
 def _places(folder: Path, people: bool) -> tuple[list[Place], list[Finding]]:
@@ -240,7 +242,10 @@ def new_texts(name: str, given: Any, takes: TextInput) -> list[tuple[str, str | 
         if column is None:
             raise UserError(f"{name or 'texts'}: no column {takes.column or NAMES[0]}: it has {first_of(given, 10)}")
         given = given[column]
-    texts = list(given)
+    try:
+        texts = list(given)
+    except TypeError:
+        raise UserError(f"texts: {type(given).__name__}: {KINDS}") from None
     if wrong := [text for text in texts if not isinstance(text, str) and as_text(text)]:
         raise UserError(f"texts: {type(wrong[0]).__name__}: {KINDS}")
     return [(f"{name}{i}" if name else "", as_text(text)) for i, text in enumerate(texts)]

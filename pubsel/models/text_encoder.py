@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pubsel.files import DAMAGE, ProgressLine, reading
+from pubsel.files import DAMAGE, ProgressLine, digest, file_digest, reading
 from pubsel.messages import UserError
 from pubsel.models.weights import NOT_HERE, digest_of_weights
 from pubsel.settings import FETCHES
@@ -145,12 +145,25 @@ def _pooling(folder: Path) -> str:
         }
         how = json.loads((folder / modules["Pooling"] / "config.json").read_text())
         known = [POOLING.get(name) for name, used in how.items() if name.startswith("pooling_mode") and used is True]
-    # rows of norm 1 are made of the features later in any case
+    # rows of one norm are made of the features later in any case
     if (others := modules.keys() - {"Transformer", "Pooling", "Normalize"}) or len(known) != 1 or known[0] is None:
         raise UserError(
             f"{folder}: its {', '.join(sorted(others)) or 'Pooling'} is not known here: take another encoder"
         )
     return known[0]
+
+
+def name_of(architecture: str) -> str:
+    """Return the name of the model on an encoder: other weights in a folder of the same name get another. UserError if
+    it has none."""
+    short = Path(as_published(architecture)).name.removeprefix(PREFIX)
+    if HUB.fullmatch(architecture):
+        return short
+    folder = Path(architecture.removeprefix(PREFIX)).expanduser()
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: no model.safetensors in it: give the folder that transformers has saved it in")
+    return f"{short}-{digest(map(file_digest, files), size=4)}"
 
 
 def as_published(architecture: str) -> str:
@@ -160,7 +173,7 @@ def as_published(architecture: str) -> str:
     return f"{PREFIX}./{Path(architecture.removeprefix(PREFIX)).name}"
 
 
-def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
+def described_encoder(backbone: Backbone) -> tuple[dict[str, Any], str]:
     """Return how texts reach an encoder, and where its weights are from, without reading any."""
     how = {"features": f"mean of the tokens of a text, or the first if the encoder says so; at most {LONGEST} tokens"}
     if HUB.fullmatch(backbone.architecture) and not backbone.checkpoint:

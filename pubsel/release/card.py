@@ -263,7 +263,7 @@ def network_of(model: dict[str, Any], of_texts: bool = False) -> str:
         kinds = {
             "pixels": "pixels",
             "scattering": "wavelet scattering",
-            "rows": "hashed words" if of_texts else "rows of numbers",
+            "rows": "hashed triples of characters" if of_texts else "rows of numbers",
         }
         kind = kinds.get(backbone["architecture"])
         return f"a linear classifier on {kind or 'features of ' + backbone['architecture']}"

@@ -226,6 +226,7 @@ def read_facts(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: it lacks {absent[0]}: bring it back")
 
     # Each is of the kind, and of a size, that `facts_of` writes.
+    text = facts.get("text")
     mean, std, shape, frozen = (facts[key] for key in ("mean", "std", "shape", "frozen"))
     fits = {
         "model": isinstance(facts["model"], dict),
@@ -239,7 +240,8 @@ def read_facts(file: Path) -> dict[str, Any]:
         "weights": isinstance(facts["weights"], str),
         "example": _are(facts["example"], float | int),
         "columns": _are_columns(facts.get("columns", []), shape),
-        "text": _is_text(facts.get("text"), shape),
+        "text": text is None
+        or (isinstance(text, dict) and text.keys() == {*TextInput._fields} and text["hashed"] in (None, *shape)),
         "bits": facts.get("bits") is None or (_are([facts["bits"]], int) and 8 <= facts["bits"] <= 16),
     }
     if wrong := next((key for key, fit in fits.items() if not fit), None):
@@ -255,14 +257,6 @@ def _are_columns(columns: Any, shape: list[int]) -> bool:
     fit = _are(columns, dict) and all(isinstance(c.get("name"), str) and c.keys() <= known for c in columns)
     numbers = (value for c in columns for key in ("least", "most") if (value := c.get(key)) is not None)
     return fit and len(columns) == shape[0] and all(isinstance(value, int | float) for value in numbers)
-
-
-def _is_text(text: Any, shape: list[int]) -> bool:
-    """Return whether this says which texts a model takes, or that it takes none."""
-    if text is None:
-        return True
-    known = isinstance(text, dict) and text.keys() == {*TextInput._fields} and isinstance(text["column"], str | None)
-    return known and text["hashed"] in (None, *shape) and len(shape) == 1
 
 
 def _are(values: Any, kind: Any) -> bool:
