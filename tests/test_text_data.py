@@ -103,6 +103,16 @@ def test_a_table_of_texts_is_read_with_its_labels_and_sides(tmp_path):
     ]
 
 
+def test_a_column_that_names_people_stops_a_command_that_protects_each_text(tmp_path):
+    write_csv(tmp_path / "a.csv", [row | {"label": row.pop("topic")} for row in corpus(40)])
+    (finding,) = (f for f in opened(tmp_path / "a.csv").findings if f.name == "ids")
+    assert (finding.severity, finding.remedy[:13]) == ("error", "set unit=user")
+    assert not [f for f in opened(tmp_path / "a.csv", "user").findings if f.name in ("ids", "columns")]
+    write_csv(tmp_path / "b.csv", [{"note": "a b", "label": "x"}, {"note": "c", "label": "y"}])
+    with pytest.raises(UserError, match="no column of numbers: it has note: give text=COLUMN"):
+        opened(tmp_path / "b.csv")
+
+
 def test_texts_of_numbers_stay_texts(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n" + "007,a\n1.50,b\n,a\n2,b\n" * 5)
     source = opened(tmp_path / "a.csv")
@@ -287,6 +297,12 @@ def test_features_are_the_mean_of_the_tokens_and_of_no_other_text(encoder):
         torch.testing.assert_close(x[i], hidden[0].mean(0), rtol=1e-4, atol=1e-5)
     assert torch.equal(loaded.features(some[5:6])[0], x[5])
     assert torch.equal(loaded.features(some[::-1]).flip(0), x)
+
+    # in batches of one shape, whatever the others are: "goal" 200 times is cut off after 64 tokens
+    shapes = set()
+    loaded.net.register_forward_pre_hook(lambda _, __, given: shapes.add(given["input_ids"].shape), with_kwargs=True)
+    loaded.features(some)
+    assert shapes == {(text_encoder.BATCH, 16), (text_encoder.BATCH, 64)}
 
 
 def test_the_pooling_of_sentence_transformers_is_used_and_changes_the_digest(encoder, tmp_path):

@@ -377,7 +377,9 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
             absent.append(Field(name, missing=True))
     columns = (*raw, *bounded, *of_words, *absent)
     if not columns:
-        raise UserError(f"{table}: no column of numbers: it has {first_of(features, 20)}")
+        raise UserError(
+            f"{table}: no column of numbers: it has {first_of(features, 20)}: give text=COLUMN, if one is of texts"
+        )
     if absent:
         text = f"{table.name}: a tenth of the rows or more have no number in {first_of([c.name for c in absent], 10)}"
         findings.append(Finding("missing", NOTE, f"{text}: that is a column of 0 and 1 for each"))
