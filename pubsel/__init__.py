@@ -3,6 +3,7 @@
 Each function does what the command next to it does, and takes its settings: words of the command line, or keywords,
 with a mapping for dotted keys. A Record is what a command leaves in results.
 
+    pubsel.fit(x, y, epsilon=1).predict(new)                            # pubsel fit, on arrays and tables in memory
     pubsel.rank("my_images", ["digits", "photo_patches"])               # pubsel rank
     pubsel.train("+experiment=quickstart", epsilon=4)                   # pubsel run
     pubsel.train("algorithm=dp_sgd", training={"steps": 100})
@@ -33,8 +34,9 @@ from pubsel import records
 if TYPE_CHECKING:
     from pubsel.commands.predict import Predictions
     from pubsel.data.opened import Source
+    from pubsel.estimator import Release
 
-__all__ = ["Record", "load", "open_dataset", "rank", "train"]
+__all__ = ["Record", "fit", "load", "open_dataset", "rank", "train"]
 
 
 class Record(dict[str, Any]):
@@ -95,6 +97,14 @@ def train(*words: str, config_dir: str | Path | None = None, **settings: Any) ->
         checked = check(RunConfig, values)
         record = run(checked)
     return Record(record, Path(checked.results) / "runs" / record["identity"], show_run(record))
+
+
+def fit(x: Any, y: Any = None, **settings: Any) -> Release:
+    """Train a model that may be given away, as `pubsel fit` does, on data in memory or at a path. Its arguments are
+    those of `pubsel.estimator.fit`: epsilon, delta, public, groups, bounds, scale, ..."""
+    from pubsel.estimator import fit as of_data
+
+    return of_data(x, y, **settings)
 
 
 def rank(

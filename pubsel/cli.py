@@ -56,6 +56,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel data list                         every named dataset: where it comes from, and whether it is present
   pubsel data prepare NAME                 download or convert one
   pubsel data check /path/to/images        what is read of your data: how many images, which size, how many classes
+  pubsel models dinov2                     frozen networks by name, for features=NAME of pubsel fit
   pubsel pool pool=[./embeddings]          clusters of a large pool of public embeddings, shard by shard
 
 Every setting can be given as key=value; `pubsel run --help` lists them, `--cfg job` shows what a command would use.
@@ -124,6 +125,7 @@ COMMANDS: dict[str, Callable[[Any], str] | str] = {
     "report": "papers.report run",
     "runs": "commands.list_runs run",
     "data": _data,
+    "models": "commands.models run",
     "pool": "commands.pool run",
 }
 POSITIONAL = {
@@ -136,6 +138,7 @@ POSITIONAL = {
     "figure": ["figure"],
     "runs": ["action", "name"],
     "data": ["action", "name"],
+    "models": ["pattern"],
 }  # keys that are given without their name
 USAGE = {
     "fit": "pubsel fit FOLDER public=[A,B] epsilon=1: give the path of your images",

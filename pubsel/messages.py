@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,13 @@ _logs: list[Path] = []  # files that `say` writes to as well; only the last one 
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line at once; in a quiet place warnings alone."""
+    if not QUIET.get() or "warning: " in text:
+        print(text, file=sys.stderr, flush=True)
     log(text)
+
+
+QUIET: ContextVar[bool] = ContextVar("QUIET", default=False)  # within a program that shows results itself
 
 
 ROOM = "make room, or take a folder on another disk (results=, data_root=, to=)"

@@ -258,7 +258,8 @@ def check_model(model: Model) -> None:
     # pixels are read as they are, and published weights have the names that timm knows
     of_texts = backbone is not None and backbone.architecture.startswith("hf:")
     if backbone is not None and (of_texts or backbone.architecture in ("pixels", "rows")):
-        for key in ("checkpoint", "prefix", "options", "input_size", "crop", "mean", "std", "scattering"):
+        of_images = ("input_size", "crop", "mean", "std", "interpolation", "scattering")
+        for key in ("checkpoint", "prefix", "options", *of_images):
             if getattr(backbone, key) and not (of_texts and key == "checkpoint"):
                 raise UsageError(f"model.backbone.{key}: architecture={backbone.architecture} ignores it: remove it")
     if backbone is not None and backbone.prefix and not backbone.checkpoint:

@@ -192,10 +192,12 @@ def test_data_check_says_what_is_read(cli: Cli) -> None:
     np.savez("of_two.npz", train_images=x[:4], train_labels=[0, 0, 1, 1], test_images=x[4:], test_labels=[0])
     assert cli("data", "check", "./of_two.npz")[1].splitlines() == [
         "./of_two.npz: 4 training and 1 test images of 4x5x3, 2 classes, measured by accuracy",
+        "of these, 3 training and 1 test images remain: see below",
         "training images of a class: 2 to 2",
         "./of_two.npz: train was sorted by class, shuffled by content",
         "warning: ./of_two.npz: 1 training images that are test images too left the private data",
         "warning: ./of_two.npz: classes with fewer than 50 training images may be lost in the noise: 0 has 1, 1 has 2",
+        "warning: ./of_two.npz: classes without a test image, which are not measured: 1",
     ]
 
 
@@ -213,6 +215,7 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
         ("report", ["pubsel report results=", "to=null"]),
         ("runs", ["pubsel runs show NAME", "action=list"]),
         ("data", ["pubsel data prepare", "PUBSEL_DATA"]),
+        ("models", ["pubsel models dinov2", "pattern=null", "checkpoint=FILE"]),
         ("pool", ["pubsel pool pool=[./embeddings]", "shard=null", "img_emb/*.npy"]),
     ):
         out, _ = done(cli, command, "--help")

@@ -23,7 +23,7 @@ from tests.made import not_opened
 
 def images(folder, n, **how):
     """n images, in each folder other ones."""
-    return test_data.images(folder, n, seed=sum(folder.as_posix().encode()), **how)
+    return test_data.images(folder, n, seed=sum("/".join(folder.parts[-2:]).encode()), **how)
 
 
 def classes(folder, n=6, names="ab", **how):

@@ -1,6 +1,7 @@
 """What comes through the door: files and tables as people have them, read as they mean them, or refused in words."""
 
 import ast
+import base64
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pydicom
 import pytest
 from PIL import Image
@@ -18,10 +20,12 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
 from pubsel.cli import main
-from pubsel.data import findings, load, open_dataset
-from pubsel.data.given import as_input, at_path
+from pubsel.commands.predict import batches
+from pubsel.data import examples, findings, load, open_dataset
+from pubsel.data.given import as_input, at_path, given
 from pubsel.messages import UsageError, UserError
-from pubsel.settings.keys import Convert, Fold, Pair, Read
+from pubsel.release.classifier import Classifier
+from pubsel.settings.keys import Convert, Fold, Overlap, Pair, Read
 from tests.made import write_npz
 
 X, Y = load_digits(return_X_y=True)
@@ -239,6 +243,35 @@ def test_a_test_part_without_classes_is_not_tested_on(tmp_path):
     assert any("test has 20 images without classes" in finding.text for finding in task.findings)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        *("trainset testset", "train_set test-set", "Training test-images", "train validation_data", "train testset"),
+        *("TrainData ValImages", "digits_train digits_test", "train1 test1", "train eval", "Train holdout"),
+    ],
+)
+def test_folders_with_names_like_parts_are_no_classes(tmp_path, names):
+    for name in names.split():
+        folder(tmp_path / "f" / name, n=40)
+        picture(60).save(tmp_path / "f" / name / "c0" / f"{name}.png")
+    path, flat = tmp_path / "f", tmp_path / "flat"
+    for name in names.split():
+        shutil.copytree(path / name / "c0", flat / name)
+    for each in (path, flat):
+        with pytest.raises(UserError, match=rf"{' and '.join(names.split())} have names like parts.*rename them train"):
+            task_of(each)
+
+
+def test_classes_with_words_of_parts_are_classes(tmp_path):
+    for name in ("train_station", "test_tube", "valley"):
+        folder(
+            tmp_path / "f" / name, n=20, classes=1, save=lambda i, file: picture(i).save(file.parents[1] / file.name)
+        )
+        (tmp_path / "f" / name / "c0").rmdir()
+    assert open_dataset(str(tmp_path / "f"), "", False).names == ("test_tube", "train_station", "valley")
+    assert "split" not in named(open_dataset(str(tmp_path / "f"), "", False))
+
+
 def test_class_folders_that_differ_in_case_alone_are_an_error(tmp_path):
     path = folder(tmp_path / "f", classes=3)
     (path / "c2").rename(path / "C1")
@@ -440,6 +473,35 @@ def test_people_of_dicom_files_are_their_patients(tmp_path):
     assert task.shape == (1, 8, 8)
     with pytest.raises(UsageError, match=r"DICOM has no such tag"):
         task_of(tmp_path / "f", unit="Patient")
+
+
+@pytest.mark.parametrize("name", ["IM{:04d}", "1.2.840.{}", "{}.IMA", "scan.{:03d}"])
+def test_dicom_files_are_known_without_a_usual_suffix(tmp_path, name):
+    for i in range(60):
+        dicom(tmp_path / "f" / f"c{Y[i] % 2}" / name.format(i), X[i].reshape(8, 8) * 255, f"P{i // 3}")
+    (tmp_path / "f" / "README").write_text("no image")
+    (tmp_path / "f" / "DICOMDIR").write_bytes(bytes(128) + b"DICM")
+    os.mkfifo(tmp_path / "f" / "c0" / "pipe")
+    task = task_of(tmp_path / "f", unit="PatientID")
+    assert task.units + len(task.test.y) / 3 == 20
+    assert "1 files are not read: 1 without extension" in named(task)["not_read"].text
+    assert at_path(tmp_path / "f").n == 60
+    file = tmp_path / "f" / f"c{Y[7] % 2}" / name.format(7)
+    assert (as_input(file, (1, 8, 8))[0].numpy() == np.round(X[7].reshape(8, 8) * 255 / 4095 * 255)).all()
+
+
+def test_a_compressed_dicom_file_names_the_package_that_decodes_it(tmp_path):
+    for i in range(4):
+        file = tmp_path / f"c{i % 2}" / f"{i}.dcm"
+        dicom(file, X[i].reshape(8, 8) * 255)
+        image = pydicom.dcmread(file)
+        image.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+        image.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xf7"])
+        image.save_as(file)
+    with pytest.raises(
+        UserError, match=r"0.dcm: compressed as JPEG-LS .*no decoder is installed: pip install pylibjpeg"
+    ):
+        task_of(tmp_path, skip=True)
 
 
 # A fit of it
@@ -675,7 +737,7 @@ def test_measurements_are_no_classes(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("path,label\n0.png,1,2\n", "row 1 has more values than the head has names: quote values with ','"),
+        ("path,label\n0.png,1,2\n", "line 2 has more values than the head has names: quote values with ','"),
         ("path,label,label\n0.png,1,2\n", "two columns are called label: rename one"),
         ("path,label\n0.png,caf\xe9\n", "not in UTF-8: convert it, such as by iconv"),
     ],
@@ -715,3 +777,309 @@ def test_a_name_that_is_a_folder_here_is_told_how_to_be_one(tmp_path, monkeypatc
     key = "private=" if words[0] == "rank" else ""
     assert main([*words[: 2 if words[0] == "data" else 1], f"{key}mine", *(words[1:] if key else ())]) == 2
     assert "mine: is no named dataset: if you mean the path, write ./mine\n" in capsys.readouterr().err
+
+
+# Few people, public sets, and words of each command
+
+
+def test_few_people_of_whom_none_is_drawn_for_testing_get_a_remedy(tmp_path, capsys):
+    names = next(
+        [f"p{j}{i}" for i in range(3)] for j in range(99) if not drawn_of([f"p{j}{i}" for i in range(3)]).any()
+    )
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{names[i % 3]}", "path,label,patient")
+    said = (
+        r"no test images of its 3 people: each is drawn for testing with probability 0.2 if no parts are given: give "
+    )
+    with pytest.raises(UserError, match=rf"pair.private=.*{said}both, by pair.read.split=COLUMN of a table"):
+        task_of(path, unit="patient")
+    assert main(["data", "check", str(path), "unit=patient"]) == 1
+    assert f"{said}both, by split=COLUMN" in capsys.readouterr().err
+
+
+def drawn_of(names):
+    """Which people are in the fifth for testing."""
+    return examples.drawn(examples.people_of("", names)[0], 0.2, "test")
+
+
+@pytest.mark.parametrize("words", [("data", "check"), ("fit",)])
+def test_each_command_names_its_own_keys(tmp_path, capsys, words):
+    path = table(tmp_path / "t", lambda i: Y[i] % 2)
+    assert main([*words, str(path), "unit=patient"]) == 2
+    assert "pubsel: unit=patient: a.csv has no column patient: path, label\n" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"^pair.unit=patient: a.csv has no column patient"):
+        task_of(path, unit="patient")
+
+
+def test_a_ranking_refuses_keys_without_effect_and_names_its_own(tmp_path, capsys):
+    write_npz(
+        tmp_path / "a.npz", *((X[at].reshape(-1, 8, 8).astype(np.uint8), Y[at]) for at in (slice(90), slice(90, 99)))
+    )
+    words = ["rank", "public=[noise]", f"results={tmp_path / 'results'}"]
+    assert main([*words, f"private={tmp_path / 'a.npz'}", "bits=12"]) == 2
+    assert "pubsel: bits=...: " in capsys.readouterr().err
+    assert main([*words, f"private={tmp_path / 'a.npz'}", f"public=[{tmp_path / 'a.npz'}]", "distance.m=200"]) == 2
+    assert "pair." not in capsys.readouterr().err
+
+
+def with_public(private, public, m=20, **read):
+    pair = Pair(private=str(private), public=str(public), m=m, convert=Convert.resize, overlap=Overlap.leave)
+    pair.read = Read(**read)
+    return load(pair, "", False)
+
+
+def test_a_public_table_is_read_by_the_columns_that_it_has(tmp_path):
+    def row(i):
+        return f"x,{Y[i] % 2},{i % 3},{('train', 'test')[i % 2]}"
+
+    private = table(tmp_path / "a", row, "scan,note,finding,label,usage")
+    for name, head in (("b", "scan,note,finding,label,usage"), ("c", "path,a,b,label,d")):
+        table(tmp_path / name, row, head)
+        for i in range(100):
+            picture(200 + i).save(tmp_path / name / f"{i}.png")
+    keys = {"path": "scan", "label": "finding", "split": "usage"}
+    same = with_public(private, tmp_path / "b" / "a.csv", 50, **keys, accept=["split"])
+    assert same.private.y.max() == 1
+    assert set(same.public.y.tolist()) == {0, 1}
+    other = with_public(private, tmp_path / "c" / "a.csv", 99, **keys, accept=["split"])
+    assert set(other.public.y.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("kind", ["flat", "path", "blank", "other"])
+def test_public_sets_need_no_labels(tmp_path, kind):
+    private = folder(tmp_path / "private", n=60)
+    head, value = {"path": ("path", None), "blank": ("path,label", ""), "other": ("path,site", "3")}.get(
+        kind, ("path", 0)
+    )
+    (tmp_path / "b").mkdir()
+    for i in range(100, 160):
+        picture(i).save(tmp_path / "b" / f"{i}.png")
+    rows = [f"{i}.png" if value is None else f"{i}.png,{value}" for i in range(100, 160)]
+    if kind != "flat":
+        (tmp_path / "b" / "b.csv").write_text("\n".join([head, *rows]))
+    public = tmp_path / "b" / ("" if kind == "flat" else "b.csv")
+    task = with_public(private, public, 60)
+    assert (len(task.public.y), set(task.public.y.tolist())) == (60, {0})
+    if kind != "flat":  # as private data they are refused
+        with pytest.raises(
+            UserError, match=r"b.csv: no (row has a label in )?column label.*give pair.read.label=COLUMN"
+        ):
+            task_of(public)
+        assert main(["data", "check", str(public)]) == 1
+
+
+def test_a_ranking_takes_public_tables_without_labels(tmp_path, capsys):
+    private = table(tmp_path / "a", lambda i: f"{Y[i] % 2},x", "scan,finding,label")
+    (tmp_path / "b").mkdir()
+    for i in range(100, 160):
+        picture(i).save(tmp_path / "b" / f"{i}.png")
+    (tmp_path / "b" / "b.csv").write_text("\n".join(["scan", *(f"{i}.png" for i in range(100, 160))]))
+    words = [f"private={private}", f"public=[{tmp_path / 'b' / 'b.csv'}]", "path=scan", "label=finding", "model=linear"]
+    words += ["distance.m=50", "distance.initialisations=1", f"results={tmp_path / 'results'}", "threads=1"]
+    assert main(["rank", *words]) == 0, capsys.readouterr().err
+
+
+def test_public_sets_that_take_all_private_images_are_named(tmp_path):
+    private = folder(tmp_path / "private", n=40)
+    shutil.copytree(private, tmp_path / "public")
+    with pytest.raises(UsageError, match=rf"no private images remain: all are public \({tmp_path / 'public'}\) or"):
+        with_public(private, tmp_path / "public", 40)
+
+
+def test_a_check_says_how_many_images_remain(tmp_path, capsys):
+    path = folder(tmp_path / "f", n=60)
+    for name in ("again", "more"):
+        shutil.copy(path / "c0" / "0.png", path / "c0" / f"{name}.png")
+    source, held = open_dataset(str(path), "", False), "c0/0.png"
+    test = sum(name.endswith("png") for name in source.files[1].names)
+    test -= 2 * (held in source.files[1].names)
+    assert main(["data", "check", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"of these, {60 - test} training and {test} test images remain: see below"
+
+
+def test_a_class_without_a_test_image_is_a_warning(tmp_path):
+    path = table(
+        tmp_path / "t", lambda i: f"{Y[i] % 3},{'train' if Y[i] % 3 == 2 or i % 2 else 'test'}", "path,label,split"
+    )
+    texts = [finding.text for finding in task_of(path).findings if finding.name == "few"]
+    assert texts[-1] == f"{path}: classes without a test image, which are not measured: 2"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-8"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_tables_are_read_in_the_encodings_of_excel(tmp_path, encoding, newline):
+    path = table(tmp_path / "t", lambda i: ("k\u00e4fer", "stra\u00dfe")[Y[i] % 2])
+    text = path.read_text(encoding="utf-8").replace(",", "\t").replace("\n", newline)
+    path.write_bytes(text.encode(encoding))
+    assert task_of(path).names == ("k\u00e4fer", "stra\u00dfe")
+
+
+def test_messages_number_lines_as_an_editor_does(tmp_path):
+    path = table(
+        tmp_path / "t",
+        lambda i: f'{Y[i] % 2},"a\r\nb\nc",{"tset" if i == 5 else ("train", "test")[i % 2]}',
+        "path,label,note,s",
+    )
+    path.write_text(path.read_text(encoding="utf-8").replace("3.png", "\n3.png", 1), encoding="utf-8")
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if text.startswith("5.png"))
+    with pytest.raises(UserError, match=rf"a.csv: line {line} has s 'tset': use train or test"):
+        task_of(path, split="s")
+    path.write_text(path.read_text().replace("7.png", "path,label,note,s\n7.png", 1))
+    with pytest.raises(UserError, match=r"a.csv: line \d+ repeats the head: remove it"):
+        task_of(path)
+
+
+# Arrays
+
+
+def arrays_under(path, names, layout=lambda x: x, label=lambda y: y):
+    """A npz of 60 training and 20 test images under other names."""
+    x, y = (X[:80].reshape(-1, 8, 8) * 15).astype(np.uint8), Y[:80] % 3
+    parts = [layout(x[:60]), label(y[:60]), layout(x[60:]), label(y[60:])]
+    np.savez(path, **dict(zip(names.split(), parts, strict=False)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        *("x_train y_train x_test y_test", "X_train Y_train X_val Y_val", "train_x train_y test_x test_y", "X y"),
+        *("images labels", "data target", "trainImages trainLabels testImages testLabels", "image class"),
+    ],
+)
+def test_arrays_have_the_usual_names(tmp_path, names):
+    count = len(names.split())
+    usual = " ".join(["train_images", "train_labels", "test_images", "test_labels"][:count])
+    task, expected = (task_of(arrays_under(tmp_path / f"{each}.npz", each)) for each in (names, usual))
+    assert len(task.private.y) + len(task.test.y) == {2: 60, 4: 80}[count]
+    assert (task.private.x == expected.private.x).all()
+    assert (task.private.y == expected.private.y).all()
+    assert at_path(tmp_path / f"{names}.npz").n == {2: 60, 4: 80}[count]
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("place", [-1, 1])
+def test_arrays_of_channels_first_or_last_are_the_same_images(tmp_path, colour, place):
+    def stacked(x):
+        return np.stack([x, 255 - x, x // 2] if colour else [x], axis=place)
+
+    names = "train_images train_labels test_images test_labels"
+    task = task_of(arrays_under(tmp_path / "a.npz", names, stacked))
+    plain = task_of(arrays_under(tmp_path / "b.npz", names))
+    assert task.shape == (3 if colour else 1, 8, 8)
+    by_image = {x.numpy().tobytes(): int(y) for x, y in zip(plain.private.x[:, 0], plain.private.y, strict=True)}
+    assert {x.numpy().tobytes(): int(y) for x, y in zip(task.private.x[:, 0], task.private.y, strict=True)} == by_image
+    if colour:
+        assert (task.private.x[:, 1] == 255 - task.private.x[:, 0]).all()
+        assert (task.private.x[:, 2] == task.private.x[:, 0] // 2).all()
+
+
+def test_labels_of_arrays_in_words_are_class_names(tmp_path):
+    words = np.array(["dog", "cat", "ant"])
+    for kind in (words, words.astype("S")):
+        task = task_of(arrays_under(tmp_path / "a.npz", "X y x_test y_test", label=lambda y, kind=kind: kind[y]))
+        assert task.names == ("ant", "cat", "dog")
+        plain = task_of(arrays_under(tmp_path / "b.npz", "X y x_test y_test"))
+        assert (2 - task.private.y == plain.private.y).all()
+    with pytest.raises(UserError, match=r"a.npz: labels 'Cat', 'cat' differ .*: write each class in one way"):
+        task_of(arrays_under(tmp_path / "a.npz", "X y", label=lambda y: np.array(["Cat", "cat", "ant"])[y]))
+    with pytest.raises(UserError, match=r"a.npz: \d+ of 60 labels are no class \(''\): give each image one"):
+        task_of(arrays_under(tmp_path / "a.npz", "X y", label=lambda y: np.array(["", "cat", "ant"])[y]))
+
+
+@pytest.mark.parametrize(
+    ("names", "layout", "label", "message"),
+    [
+        ("X y", lambda x: x / 255, None, "X is float64, not uint8: multiply them by 255 if they are 0 to 1, and store"),
+        ("X y", lambda x: x.astype(int), None, "X is int64, not uint8: store values 0 to 255 as uint8"),
+        (
+            "X y",
+            None,
+            lambda y: y.astype(object),
+            r"y is an array of objects, .* numpy.savez\('a.npz', y=numpy.array\(y.t",
+        ),
+        ("X y x_train", None, None, "X or x_train may be train_images: call one of them train_images"),
+        ("X y", lambda x: np.stack([x, x], -1), None, r"X has shape \[60, 8, 8, 2\], not \[n, h, w\]"),
+        ("X_train X_test", None, None, "no array of labels in it: add train_labels"),
+        ("x_test y_test", None, None, "no array train_images in it"),
+        ("X_train y_train X_test", None, None, "no array test_labels in it"),
+    ],
+)
+def test_arrays_that_are_not_clear_are_refused(tmp_path, names, layout, label, message):
+    same = lambda values: values  # noqa: E731
+    path = arrays_under(tmp_path / "a.npz", names, layout or same, label or same)
+    if names == "X_train X_test":
+        np.savez(path, X_train=np.load(path)["X_train"], X_test=np.load(path)["X_train"][:9])
+    with pytest.raises(UserError, match=message):
+        task_of(path)
+
+
+def test_public_arrays_need_no_labels(tmp_path):
+    private = folder(tmp_path / "private", n=60)
+    np.savez(tmp_path / "a.npz", images=(X[100:160].reshape(-1, 8, 8) * 15).astype(np.uint8))
+    assert with_public(private, tmp_path / "a.npz", 60).public.y.tolist() == [0] * 60
+
+
+def test_people_of_arrays_without_parts(tmp_path):
+    x, y = (X[:80].reshape(-1, 8, 8) * 15).astype(np.uint8), Y[:80] % 2
+    np.savez(tmp_path / "a.npz", X=x, y=y, patient=np.arange(80) // 4)
+    assert task_of(tmp_path / "a.npz", unit="patient").people.tolist()[0] == 4
+
+
+@pytest.mark.parametrize("kind", ["struct", "bytes", "base64", "data", "https"])
+def test_images_within_a_table_have_a_remedy(tmp_path, kind):
+    picture(3).save(tmp_path / "3.png")
+    data = (tmp_path / "3.png").read_bytes()
+    values = {"struct": {"bytes": data, "path": None}, "bytes": data, "base64": base64.b64encode(data).decode()}
+    value = (values | {"data": "data:image/png;base64,AA", "https": "https://a.b/3.png"})[kind]
+    frame = pd.DataFrame({"image": [value] * 4, "label": [0, 1, 0, 1]})
+    path = tmp_path / ("a.parquet" if kind in ("struct", "bytes") else "a.csv")
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        pytest.importorskip("pyarrow")
+        frame.to_parquet(path)
+    with pytest.raises(UserError, match=r"column image has images or addresses \(.*\), not the names of files: write"):
+        task_of(path)
+
+
+@pytest.mark.parametrize(("bits", "scale", "warned"), [(None, 10, True), (None, 4000, False), (12, 10, False)])
+def test_predictions_of_narrow_images_without_bits_are_warned_of(tmp_path, capsys, bits, scale, warned):
+    for i in range(20):
+        Image.fromarray((X[i].reshape(8, 8) * scale).astype(np.uint16)).save(tmp_path / f"{i}.png")
+    model = Classifier(None, None, (1, 8, 8), ("a", "b"), False, bits)
+    assert sum(n for _, _, n in batches(given(str(tmp_path)), model, False)) == 20
+    text = "warning: 20 of 20 16-bit images use less than a sixteenth of the range, and this model was trained without"
+    assert capsys.readouterr().err.count(text) == warned
+    assert len(capsys.readouterr().err.splitlines()) <= warned
+
+
+def test_two_columns_of_one_name_are_no_choice(tmp_path):
+    path = table(tmp_path / "t", lambda i: f"{i % 3},{Y[i] % 2}", "path,Label,label")
+    with pytest.raises(UserError, match=r"columns Label and label may be the label: give pair.read.label=COLUMN"):
+        task_of(path)
+    assert task_of(path, label="label").classes == 2
+    with pytest.raises(UserError, match=r"columns path and Path may be the path: name the column of files path"):
+        at_path(table(tmp_path / "u", str, "path,Path"))
+
+
+@pytest.mark.parametrize("ways", ["a;b", "b, a", "[a, b]", "['b', 'a']"])
+def test_several_labels_with_another_sign_between_them_are_no_class(tmp_path, ways):
+    only = ("[a]", "[b]") if "[" in ways else ("a", "b")
+    path = table(tmp_path / "t", lambda i: f'"{(*only, ways)[i % 3]}"')
+    with pytest.raises(UserError, match=r"may be several, since each part is a label: write A\|B"):
+        task_of(path)
+    assert task_of(path, accept=["labels"]).classes == 3
+    assert task_of(table(tmp_path / "u", lambda i: f'"{("x, y", "z")[i % 2]}"')).names == ("x, y", "z")
+
+
+@pytest.mark.parametrize("test", ["x_test y_test", "valid_images valid_labels"])
+def test_arrays_of_a_part_count_next_to_those_of_the_usual_names(tmp_path, test):
+    task = task_of(arrays_under(tmp_path / "a.npz", f"train_images train_labels {test}"))
+    assert (len(task.private.y), len(task.test.y)) == (60, 20)
+
+
+def test_arrays_of_zeros_and_ones_are_nearly_black(tmp_path):
+    path = arrays_under(tmp_path / "a.npz", "X y x_test y_test", lambda x: (x > 99).astype(np.uint8))
+    assert named(task_of(path))["black"].line().endswith("no value but 0 and 1, of 0 to 255: multiply them by 255")
+    assert "black" not in named(task_of(arrays_under(tmp_path / "b.npz", "X y x_test y_test")))

@@ -290,7 +290,7 @@ SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/ca
         (["to=mine/new"], "which this command uses: give a folder elsewhere"),
         (["to=same/new"], "which this command uses: give a folder elsewhere"),
         (["to=elsewhere"], "which this command uses: give a folder elsewhere"),
-        *[([f"features={name}"], f"features={name}: take one of clip_rn50,") for name in NOT_FEATURES],
+        *[([f"features={name}"], f"features={name}: it has no backbone: take one of clip_") for name in NOT_FEATURES],
         (["features=no_such"], "features=no_such: take one of clip_rn50,"),
         (["keep=maybe"], "keep: "),
         (["held_out=0.001"], " private examples would be held out; on one side are no examples: take another share"),
@@ -346,7 +346,9 @@ def test_each_setting_reaches_the_run_and_changes_nothing_else():
         with composed("run", fit.words(settings, "pixels", fit.divided(settings))) as values:
             return leaves(OmegaConf.to_container(values))
 
-    others = {"to", "format", "dry", "keep", "features", "pool"} | {f.name for f in dataclasses.fields(Read)}
+    others = {"to", "format", "dry", "keep", "features", "checkpoint", "pool"} | {
+        f.name for f in dataclasses.fields(Read)
+    }
     assert REACH.keys() | others == {f.name for f in dataclasses.fields(FitConfig)}
     before = of_run()
     changed = {key: {path for path, _ in before ^ of_run(**{key: value})} for key, (value, _) in REACH.items()}

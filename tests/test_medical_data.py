@@ -107,7 +107,7 @@ def test_chestxray14_tells_the_patient_of_each_image_also_if_some_are_corrupt(tm
     assert (train[:, None] == train).tolist() == [[True, True, False], [True, True, False], [False, False, True]]
     assert (len(test), len(test.unique())) == (2, 1)
     assert not set(train.tolist()) & set(test.tolist())
-    not_opened("chestxray14", tmp_path, r"pair.unit=lesion: .* does not tell the lesion", UserError, "lesion")
+    not_opened("chestxray14", tmp_path, r"^unit=lesion: .* does not tell the lesion", UserError, "lesion")
 
 
 def test_chestxray14_in_one_folder_with_the_first_table_and_other_lists(tmp_path, small, changed):

@@ -109,8 +109,8 @@ def test_folders_within_class_folders_are_people(tmp_path):
         assert torch.equal(groups[:, None] == groups, shows[:, None] == shows)
     assert torch.equal(source.train.y, source.train.x[:, 0, 0, 0].long() % 2)
 
-    not_opened(str(tmp_path), "", r"set pair.unit=folder", UsageError, "patient")
-    not_opened(str(tmp_path), "", r"lie deeper.*set pair.unit=folder", UserError)
+    not_opened(str(tmp_path), "", r"set unit=folder", UsageError, "patient")
+    not_opened(str(tmp_path), "", r"lie deeper.*set unit=folder", UserError)
     shutil.copy(tmp_path / "cat" / "person 0" / "0.png", tmp_path / "cat" / "loose.png")
     not_opened(str(tmp_path), "", r"loose.png is next to the folders of people", UserError, "folder")
     for name in ("cat", "dog"):

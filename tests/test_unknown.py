@@ -28,6 +28,7 @@ READ = "what is read: a folder with a folder of images for each class, a table (
         ("x.pkl", "read it by pickle.load, and write its arrays by numpy.savez('x.npz'"),
         ("cat.jpg", "a file of type .jpg is not read: give the folder that has the folder of its class"),
         ("brain.nii.gz", "a file of type .nii.gz is not read: convert the images to png, and give their folder"),
+        ("scan.dcm", "a file of type .dcm is not read: give the folder that has the folder of its class"),
         ("x.txt", "if it is a table, name it x.csv"),
         ("x.tfrecord", "a file of type .tfrecord is not read: write its images into a folder for each class, or"),
         ("images", "a file without a suffix is not read: write its images into a folder for each class, or"),

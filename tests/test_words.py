@@ -169,6 +169,7 @@ KEYS = {
     "make": ("results", None),
     "runs": ("results", None),
     "data": ("name", None),
+    "models": ("pattern", None),
     "pool": ("data_root", "pool"),
 }
 

@@ -113,7 +113,7 @@ Scaling = tuple[Tensor, Tensor, Tensor]  # centre and scale of columns, float32 
 
 class Frozen(nn.Module):
     """Untrained layers before a linear classifier: x [n, d] -> (x - shift) projection [n, k], of `roots` of x if
-    `root`; if `level`, minus the mean of each row; then, if `unit`, each row is scaled to norm `length`. None: left
+    `root`; minus `level` times the mean of each row; then, if `unit`, each row is scaled to norm `length`. None: left
     out.
 
     rest: the share of the squared norm that goes to x - shift itself, as d more columns.
@@ -134,7 +134,7 @@ class Frozen(nn.Module):
         projection: Tensor | None = None,
         unit: bool = False,
         root: bool = False,
-        level: bool = False,
+        level: float = False,
         length: float = 1.0,
         rest: float = 0.0,
         classifier: tuple[Tensor, Tensor] | None = None,
@@ -180,7 +180,7 @@ class Frozen(nn.Module):
             x = x - self.shift
         z = x if self.projection is None else x @ self.projection
         if self.level:
-            z = z - z.mean(1, keepdim=True)
+            z = z - self.level * z.mean(1, keepdim=True)
         parts = [self._scaled(z)]
 
         if self.rest > 0:
@@ -217,6 +217,7 @@ class Facts(NamedTuple):
     same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
     same_classes: bool = True  # no public set is known to have other classes
     raw: int | None = None  # of a table: how many columns, the first ones, have no known scale; None: features
+    images: bool = True  # features are of images
 
 
 @dataclass

@@ -276,8 +276,8 @@ class WhitenedHead(Clipping):
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
         """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
-        rows of one length. Of a table, columns in their scale come first, which a histogram of private rows gives if
-        there are no public ones."""
+        rows of one length; of rows that are no images, less all of the mean but as much as one feature has. Of a table,
+        columns in their scale come first, which a histogram of private rows gives if there are no public ones."""
         facts, weights = self.facts, None
         table, raw = facts.raw is not None, facts.raw or 0
         if public is None:
@@ -286,7 +286,9 @@ class WhitenedHead(Clipping):
                 return columns.released(raw, d, mu_of_histogram, LENGTH)
             as_it_is = torch.zeros(0), torch.zeros(0), torch.tensor(math.inf)
             scaling = columns.widened(as_it_is, d) if table else None
-            return Frozen(unit=True, root=not table, level=not table, length=LENGTH).scaled(scaling)
+            # of anyone's features, unlike those of images, the mean of a row may be what tells classes apart
+            level = False if table else True if facts.images else 1 - 1 / math.sqrt(d)
+            return Frozen(unit=True, root=not table, level=level, length=LENGTH).scaled(scaling)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
         if self.labelled:

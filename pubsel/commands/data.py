@@ -72,12 +72,16 @@ def check_data(settings: DataConfig) -> str:
         raise UsageError("name has no value: give name=..., a path or the name of a dataset")
 
     from pubsel import data  # imports torch
+    from pubsel.data.examples import Role
     from pubsel.data.findings import NOTE, not_accepted, reason
 
-    source, findings = data.checked(name, settings.data_root, settings.keep, settings.unit, read_of(settings))
+    source, table, findings = data.checked(name, settings.data_root, settings.keep, settings.unit, read_of(settings))
     lines = f"{name}: {source!r}".splitlines()
     if not is_path(name):
         return "\n".join(lines)
+    parts = [int(table.has(role).sum()) for role in (Role.private, Role.test)]
+    if sum(parts) < len(table.role):
+        lines.insert(1, f"of these, {parts[0]:,} training and {parts[1]:,} test images remain: see below")
 
     wrong = not_accepted(findings, settings.accept or [])
     for finding in findings:

@@ -21,7 +21,7 @@ from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
-from pubsel.models.text_encoder import PREFIX, name_of
+from pubsel.models.encoders import encoder_words
 from pubsel.privacy import accountant
 from pubsel.release import measurement, onnx, quality
 from pubsel.release import run as training
@@ -42,7 +42,6 @@ from pubsel.settings.keys import (
     RunConfig,
     read_of,
 )
-from pubsel.settings.methods import with_backbone
 from pubsel.settings.schema import check
 
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
@@ -67,9 +66,10 @@ def run(settings: FitConfig) -> str:
         # What can be known now is not to fail once the budget is spent.
         sets = [settings.private, *map(str, settings.public or settings.pool or [])]
         target = outputs.folder(settings.to, settings.results, sets)
-        of_conf = settings.features is None or settings.features in with_backbone()
-        if not of_conf and not str(settings.features).startswith(PREFIX):
-            raise UsageError(f"features={settings.features}: take one of {', '.join(with_backbone())}")
+        if settings.features is not None:
+            encoder_words(settings.features, settings.checkpoint, settings.data_root)
+        elif settings.checkpoint is not None:
+            raise UsageError(f"checkpoint={settings.checkpoint}: give features=NAME too, the network that it is of")
         if settings.format == Format.onnx:
             onnx.check_installed()
 
@@ -138,10 +138,7 @@ def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     values |= {"algorithm": {"public_labels": settings.public_labels}}
     common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
     values |= {key: getattr(settings, key) for key in common}
-    model = [f"model={features}"]
-    if features.startswith(PREFIX):
-        values_of_model = {"name": name_of(features), "backbone": {"architecture": features}}
-        model = ["model=text_encoder", *words_of(values_of_model, "model.")]
+    model = encoder_words(features, settings.checkpoint, settings.data_root)
     return [*model, "algorithm=whitened_head", "distance=none", *words_of(values)]
 
 
@@ -234,7 +231,7 @@ def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
             continue
         if same_examples(settings.private, name, settings.data_root):
             raise UsageError(f"{key}=[{name}]: this is the private data: take another set")
-        rules = of_public_data(read_of(settings))
+        rules = of_public_data(read_of(settings), name)
         source = open_dataset(
             name, settings.data_root, settings.download, None, settings.keep, rules, task.columns, labelled=False
         )
@@ -362,6 +359,8 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
 
 KEYS = {"pair.read.": ""} | {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
 KEYS |= {"pair.validation": "held_out", "privacy.measure=true": "held_out"}
+KEYS |= {"model.backbone.architecture": "features", "model.backbone.checkpoint": "checkpoint"}
+KEYS |= {f"{before} model=": f"{before} features=" for before in (";", "take")}
 KEYS |= {", or set privacy.weak=true, and the guarantee is called weak": ""}
 
 

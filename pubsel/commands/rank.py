@@ -113,9 +113,10 @@ def identity(settings: RankConfig) -> str:
 def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> tuple[Task, dict[str, Split]]:
     """Return the private data, and the candidates by name. kept: a folder for the candidates' examples, so that memory
     does not grow with their number."""
+    data.check_read(settings.private, read_of(settings))
     through = through_backbone(settings.model.backbone, settings.convert, settings.data_root, device)
-    read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep)
-    opened = read._replace(rules=read_of(settings), pixels=settings.model.backbone is None)(settings.private)
+    read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep, rules=read_of(settings))
+    opened = read._replace(pixels=settings.model.backbone is None)(settings.private)
     images, source = opened.images, opened.used
     private, findings = data.distinct_examples(opened, settings.accept or [])
 
@@ -126,7 +127,7 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
             public,
             distance_of(settings).m,
             private,
-            read,
+            read._replace(public=True),
             settings.convert,
             settings.private,
             images,

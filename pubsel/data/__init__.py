@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import decoded, folders, prepared, stored, tables
+from pubsel.data import decoded, folders, memory, prepared, stored, tables
 from pubsel.data.convert import Shape, converted
 from pubsel.data.embeddings import is_embeddings
 from pubsel.data.examples import (
@@ -40,7 +40,7 @@ from pubsel.data.examples import (
     take_public,
     without_copies,
 )
-from pubsel.data.findings import Finding, settle
+from pubsel.data.findings import ERROR, Finding, settle
 from pubsel.data.opened import Opened, Source
 from pubsel.data.overlap import Digests, among, file_state, joined, rows
 from pubsel.data.splits import (
@@ -56,7 +56,7 @@ from pubsel.data.splits import (
 )
 from pubsel.data.texts import TextInput, Texts, is_texts, read_texts
 from pubsel.data.unknown import refusal
-from pubsel.data.vectors import Field, is_rows, parts_of, read_rows
+from pubsel.data.vectors import Field, Vectors, is_rows, parts_of, read_rows
 from pubsel.files import digest
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
@@ -150,8 +150,9 @@ def unchanged(name: str, source: Source, like: Shape | None) -> Source:
 class Reader(NamedTuple):
     """The place of datasets, whether missing ones are downloaded, and how they are used: through(name, source, like),
     such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
-    read again. unit, keep: as in `open_dataset`. rules: by which a user's files are read; pixels: a network is trained
-    on the images themselves; columns: of the private table, which are read of others."""
+    read again. unit, keep: as in `open_dataset`. rules: by which a user's private files are read; pixels: a network is
+    trained on the images themselves; public: the sets are public ones (`of_public_data`); columns: of the private
+    table, which are read of others."""
 
     data_root: str
     download: bool = False
@@ -162,13 +163,15 @@ class Reader(NamedTuple):
     keep: bool = True
     rules: Read = Read()
     pixels: bool = False
+    public: bool = False
     columns: tuple[Field, ...] = ()
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
             return self.opened
+        rules = of_public_data(self.rules, name) if self.public else self.rules
         source = open_dataset(
-            name, self.data_root, self.download, self.unit, self.keep, self.rules, self.columns, self.opened is None
+            name, self.data_root, self.download, self.unit, self.keep, rules, self.columns, not self.public
         )
         settle(source.findings, self.rules.accept or [])
         # no backbone would scale the images again, so their size is a decision
@@ -222,6 +225,8 @@ def _with_public(
     sets = _sets(pair)
     if pair.public is not None and pair.take == Take.train:
         return _from_training(pair, opened, table, how, read)
+    if pair.shots is not None or pair.public_share is not None:
+        raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
     if not sets:
         return table, None, [], ()
 
@@ -241,13 +246,15 @@ def _with_public(
 
 @contextmanager
 def keys_of_pair() -> Iterator[None]:
-    """Name the keys of `Read` in errors as `pubsel run` has them: a key begins a word, so no folder called split=test
-    is renamed."""
+    """Name keys in errors as `pubsel run` has them: here they are those of the other commands. A key begins a word, so
+    no folder called split=test is renamed."""
     try:
         yield
     except UserError as error:
-        keys = "|".join(field.name for field in dataclasses.fields(Read))
-        error.args = (re.sub(rf"(?<!\S)({keys})=", r"pair.read.\1=", str(error)), *error.args[1:])
+        keys = {field.name: "pair.read." for field in dataclasses.fields(Read)}
+        keys |= dict.fromkeys(("private", "public", "unit", "overlap"), "pair.")
+        named = rf"(?<!\S)({'|'.join(keys)})="
+        error.args = (re.sub(named, lambda key: keys[key[1]] + key[0], str(error)), *error.args[1:])
         raise
 
 
@@ -255,17 +262,16 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     """Return the task as `load` does."""
     data_root = read.data_root
     opened = read._replace(unit=pair.unit, rules=pair.read, pixels=pixels)(pair.private)
-    of_public = of_public_data(pair.read)
-    _check_private(pair, opened.used)
+    for finding in _lacking(pair.private, opened.used):
+        raise UserError(f"private={finding.line()}")
 
     # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
     published, sets = not is_path(pair.private), _sets(pair)
     if not published and any(same_examples(pair.private, name, data_root) for name in sets):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
-    read = read._replace(
-        like=_image_shape(opened.images), opened=opened, rules=of_public, columns=opened.images.columns
-    )
+    shape, columns = _image_shape(opened.images), opened.images.columns
+    read = read._replace(like=shape, opened=opened, rules=pair.read, public=True, columns=columns)
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
@@ -276,6 +282,9 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
 
     # public examples come first, since they may leave the private training or test part
     table, public, public_findings, notes = _with_public(pair, opened, table, how, read)
+    if not table.has(Role.private).any():
+        where = f"public ({', '.join(sets)})" if sets else "public"
+        raise UsageError(f"private={pair.private}: no private images remain: all are {where} or test images too")
     table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how)
     findings += [*public_findings, *out_findings]
     findings += () if published else as_classes(table, source.classes, source.names)
@@ -287,7 +296,6 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         validation, held_out_people = side(source.train, table.has(Role.held_out)[~table.test], whose)
     test, _ = side(source.test, table.has(Role.test)[table.test])
 
-    same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     return Task(
         private,
         None if public is None else public.examples,
@@ -295,7 +303,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         *source[2:6],
         tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
         validation,
-        same_task,
+        len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets),
         same_classes=all(_same_classes(name, pair.private, data_root) for name in sets),
         shape=_shape(opened) if opened.images.texts is None else tuple(opened.used.train.x.shape[1:]),
         names=source.names or class_names(pair.private, data_root),
@@ -312,10 +320,21 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     )
 
 
-def of_public_data(read: Read) -> Read:
-    """Return the rules by which public files are read: those of the private ones that do not name a part of them."""
-    kept = ("accept", "skip", "labels", "bits", "bounds", "scale", "text")
-    return Read(**{key: getattr(read, key) for key in kept})
+def of_public_data(read: Read, name: str) -> Read:
+    """Return the rules by which a public set is read: those of the private one that do not name a part of it, and the
+    columns of a table that it has too."""
+    kept = ("accept", "skip", "labels", "bits", "bounds", "scale")
+    rules = Read(**{key: getattr(read, key) for key in kept})
+    path = Path(name).expanduser()
+    if not is_path(name) or path.suffix.lower() not in folders.TABLES or path.is_dir():
+        return rules
+    columns = {*tables.names_of(path), "none"}
+    labels = read.label if isinstance(read.label, list) else [read.label]
+    rules.path = read.path if read.path in columns else None
+    rules.label = read.label if columns >= set(labels) else None
+    rules.split = read.split if read.split in columns else None
+    rules.text = read.text if read.text in columns else None
+    return rules
 
 
 def check_read(name: str, read: Read) -> None:
@@ -340,13 +359,18 @@ def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tup
     return side(opened.used.train, table.has(Role.private)[~table.test])[0], findings
 
 
-def checked(name: str, data_root: str, keep: bool, unit: str | None, read: Read) -> tuple[Source, tuple[Finding, ...]]:
-    """Return a dataset, and all findings on it as private data."""
+def checked(
+    name: str, data_root: str, keep: bool, unit: str | None, read: Read
+) -> tuple[Source, Examples, tuple[Finding, ...]]:
+    """Return a dataset, its table without copies and with no unit on two sides, and all findings on it as private
+    data."""
     check_read(name, read)
     source = open_dataset(name, data_root, False, unit, keep, read)
     table, copies = without_copies(_table(Opened(name, source, source), not is_path(name)))
     table, sides = one_side(table, Overlap.leave)
-    return source, (*source.findings, *copies, *sides, *as_classes(table, source.classes, source.names))
+    about = [finding for finding in source.findings if finding.name != "one"]
+    findings = (*about, *copies, *sides, *as_classes(table, source.classes, source.names), *_lacking(name, source))
+    return source, table, findings
 
 
 def _table(opened: Opened, published: bool) -> Examples:
@@ -368,15 +392,24 @@ def _sets(pair: Pair) -> list[str]:
     return public_sets(pair.public)
 
 
-def _check_private(pair: Pair, source: Source) -> None:
-    """Raise UserError or UsageError if the private data cannot be trained and tested on."""
+def _lacking(name: str, source: Source) -> Iterator[Finding]:
+    """Yield findings on what a set lacks to be private data: labels, or images of a part."""
+    unlabelled = [finding for finding in source.findings if finding.name == "one"]
     if source.classes < 2:
-        raise UserError(f"pair.private={pair.private}: one class only: give a folder of class folders, or labels")
-    for part, split in (("training", source.train), ("test", source.test)):
-        if not len(split.x):
-            raise UserError(f"pair.private={pair.private}: no {part} images: it can serve as public data only")
-    if (pair.shots is not None or pair.public_share is not None) and pair.take != Take.train:
-        raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
+        text = f"{name}: one class only: it can serve as public data, not as private"
+        other = Finding("one", ERROR, text, "give a folder of class folders, or labels")
+        yield unlabelled[0]._replace(severity=ERROR) if unlabelled else other
+    sizes = {"training": len(source.train.y), "test": len(source.test.y)}
+    for part in (part for part, size in sizes.items() if not size and sum(sizes.values()) > 1):
+        text, remedy = f"{name}: no {part} images: it can serve as public data only", ""
+        if is_path(name):
+            people = source.groups and len(torch.cat(source.groups).unique())
+            text = (
+                f"{name}: no {part} images of its {f'{people} people' if people else f'{sum(sizes.values())} images'}"
+            )
+            text += f": each is drawn for testing with probability {folders.TEST_FRACTION:g} if no parts are given"
+            remedy = "give both, by split=COLUMN of a table, or by folders train and test"
+        yield Finding("one", ERROR, text, remedy)
 
 
 def _metric(pair: Pair, source: Source) -> str:
@@ -428,7 +461,7 @@ def _from_training(
         table, findings = apart(table, digests, how)
         if how == Overlap.refuse:
             kept = rows(table.content, table.has(Role.private) | table.test)
-            notes += _noted("pair.", chosen, 0, among(digests, kept), f"the private data {pair.private}", how)
+            notes += _noted(chosen, 0, among(digests, kept), f"the private data {pair.private}", how)
 
     leave = ", and left the private data" if same else ""
     note = f"{int(drawn_rows.sum())} public examples were drawn from the training split of {name}{leave}"
@@ -502,7 +535,9 @@ def open_dataset(
     read; columns: of a table, that are read; empty: all; labelled: whether rows must have labels.
     """
     path = Path(name).expanduser()
-    if is_path(name) and path.exists() and is_texts(path, read or Read()):
+    if memory.held(name) is not None:
+        source = _open_held(name, unit, read or Read(), columns, labelled)
+    elif is_path(name) and path.exists() and is_texts(path, read or Read()):
         source = _open_texts(name, unit, read or Read(), labelled)
     elif is_path(name) and path.exists() and is_rows(path, read or Read()):
         source = _open_rows(name, unit, read or Read(), columns, labelled)
@@ -511,7 +546,7 @@ def open_dataset(
     else:
         source = _open_named(name, data_root, download, unit)
     if unit and source.groups is None:
-        raise UsageError(f"pair.unit={unit}: {name} does not tell whose images they are: leave it out")
+        raise UsageError(f"unit={unit}: {name} does not tell whose images they are: leave it out")
     return source
 
 
@@ -629,7 +664,7 @@ def _check_apart(private: str, public: str, data_root: str) -> None:
         return
     if _images_of(str(named[0])) == _images_of(str(named[1])):
         raise UsageError(
-            f"pair.public={public} has images of {private} in another split, private ones among them: take {private} "
+            f"public={public} has images of {private} in another split, private ones among them: take {private} "
             "itself, or another set"
         )
 
@@ -696,31 +731,60 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
         listed = prepared.listed_arrays(path, unit)
     else:
         raise UserError(refusal(path, folders.TABLES))
-    parts, findings, kept = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
+    opened = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
+    return _of_decoded(listed.classes, opened)
 
+
+def _of_decoded(classes: int, opened: decoded.Decoded) -> Source:
+    """Return the source of decoded images."""
     # constants, since mean and deviation of private images would be a release of them
+    parts, findings, kept = opened
     half = (0.5,) * parts.train.x.shape[1]
-    known = listed.classes, "auc" if parts.train.y.ndim == 2 else "accuracy", half, half
-    return Source(
-        parts.train,
-        parts.test,
-        *known,
-        parts.notes,
-        parts.files,
-        kept,
-        parts.names,
-        groups=parts.groups,
-        findings=findings,
-    )
+    metric = "auc" if parts.train.y.ndim == 2 else "accuracy"
+    source = Source(parts.train, parts.test, classes, metric, half, half, parts.notes, parts.files, kept, parts.names)
+    return source._replace(groups=parts.groups, findings=findings)
+
+
+def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
+    """Return what is in memory. Private examples are all trained on: in place of a test part is a made-up example of
+    each class (`_untested`)."""
+    held, path = memory.held(name), Path(name)
+    assert held is not None
+    read = dataclasses.replace(read, label=memory.labels_of(held.frame))
+    if held.x is None and memory.PATH in held.frame:
+        listed = tables.list_table(path, unit, read)
+        listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
+        source = _of_decoded(listed.classes, decoded.open_decoded(name, listed, path, False, read))
+    else:
+        if held.x is None:
+            rows = read_rows(path, unit, read, columns, labelled)
+        else:
+            answers = tables.features_in(path, (), unit, read, labelled).answers
+            rows = Vectors(held.x, answers.y, None, answers.classes, answers.names, answers.people)
+        source = _of_rows(name, rows._replace(test=np.zeros(len(rows.y), dtype=bool)))
+    return _untested(source) if labelled else source
+
+
+def _untested(source: Source) -> Source:
+    """Return a source with a made-up test example of each class, or one with all labels and one with none."""
+    several = source.train.y.dim() == 2
+    y = torch.tensor([0.0, 1.0])[:, None].expand(2, source.classes) if several else torch.arange(source.classes)
+    draw = np.random.RandomState(0)
+    x = torch.from_numpy(draw.randint(0, 256, (len(y), *source.train.x.shape[1:]))).to(source.train.x.dtype)
+    groups = source.groups and (source.groups[0], torch.arange(len(y)))  # of nobody
+    return source._replace(test=Split(x, y), files=None, groups=groups)
 
 
 def _open_rows(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
     """Return a user's rows of numbers, as they are used."""
-    path = Path(name).expanduser()
-    rows = read_rows(path, unit, read, columns, labelled)
+    return _of_rows(name, read_rows(Path(name).expanduser(), unit, read, columns, labelled))
+
+
+def _of_rows(name: str, rows: Vectors) -> Source:
+    """Return the source of rows."""
     parts = parts_of(name, rows)
-    metric = "auc" if rows.y.dim() == 2 else "accuracy"
-    source = Source(parts.train, parts.test, rows.classes, metric, (), (), parts.notes, names=rows.names)
+    metric, half = "auc" if rows.y.dim() == 2 else "accuracy", (0.5,) * (rows.x.shape[1] if rows.x.dim() == 4 else 0)
+    source = Source(parts.train, parts.test, rows.classes, metric, half, half, parts.notes, names=rows.names)
     return source._replace(groups=parts.groups, findings=rows.findings, columns=rows.columns, raw=rows.raw)
 
 
@@ -777,8 +841,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     data_root, pool = read.data_root, key == POOL_M
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
-    group, seen = "pair." if key in ("pair.m", POOL_M) else "", list[tuple[str, tuple[Digests, ...]]]()
-    of_all = list[Digests]()
+    seen, of_all = list[tuple[str, tuple[Digests, ...]]](), list[Digests]()
 
     # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
@@ -803,7 +866,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         digests = chosen.digests(_shape(against or opened))[1]
         for what, others in [*_private_side(against, same), *seen]:
             published = what == OWN and not is_path(name)
-            notes += _noted(group, chosen, 1, among(digests, *others), what, how, published)
+            notes += _noted(chosen, 1, among(digests, *others), what, how, published)
         of_all.append(digests)
         if not pool:  # an image that two sets of a pool have is in it twice
             seen.append((f"the public set {name}", (digests,)))
@@ -883,10 +946,10 @@ def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[D
 
 
 def _noted(
-    group: str, chosen: Opened, part: int, twice: np.ndarray, others: str, how: Overlap, published: bool = False
+    chosen: Opened, part: int, twice: np.ndarray, others: str, how: Overlap, published: bool = False
 ) -> tuple[str, ...]:
     """Return the note that public examples, bool [m], are among others too; UsageError if they may not be (how=refuse,
-    but for a set that was published so). group: of the keys."""
+    but for a set that was published so)."""
     if not twice.any():
         return ()
 
@@ -894,8 +957,8 @@ def _noted(
     if published or how == Overlap.leave:
         return (f"{chosen.name}: {shared}" + ", as it was published" * published,)
     raise UsageError(
-        f"{group}public={chosen.name}: {shared}, the first {chosen.example(twice, part)}: take other data, or set "
-        f"{group}overlap=leave, and the private ones leave the private data"
+        f"public={chosen.name}: {shared}, the first {chosen.example(twice, part)}: take other data, or set "
+        f"overlap=leave, and the private ones leave the private data"
     )
 
 
@@ -923,9 +986,7 @@ def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, 
     if x.dim() == 2 or like.x.dim() == 2:
         if x.shape[1:] != like.x.shape[1:]:
             what = [f"{tuple(shape)}" for shape in (x.shape[1:], like.x.shape[1:])]
-            raise UsageError(
-                f"pair.public={name}: its examples are {what[0]}, the private ones {what[1]}: take another"
-            )
+            raise UsageError(f"public={name}: its examples are {what[0]}, the private ones {what[1]}: take another")
         return x, ()
 
     shape: Shape = tuple(like.x.shape[1:])  # type: ignore[assignment]

@@ -191,8 +191,8 @@ def each_row(content: Ints, y: Tensor) -> Ints:
     difference, so that without one of them the others are still on their sides."""
     label = np.unique(y.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
     number = pd.DataFrame({"content": content, "label": label}).groupby(["content", "label"]).cumcount().to_numpy()
-    values = y.numpy().reshape(len(y), -1)
-    return np.array([unit_of(f"{c} {v.tolist()} {k}") for c, v, k in zip(content, values, number, strict=True)])
+    rows = zip(content.tolist(), y.tolist(), number.tolist(), strict=True)
+    return np.array([unit_of(f"{row}") for row in rows], dtype=np.int64)
 
 
 def hashes(unit: Ints, purpose: str, seed: int = 0) -> NDArray[np.uint64]:
@@ -255,7 +255,7 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
     With people, an image that two people have stays with both: what one has may not decide about another.
     """
     train, test = table.has(Role.private), table.has(Role.test)
-    whose, what = ("people with training images", "pair.unit: ") if table.people else ("training images too", "")
+    whose, what = (f"people with training {table.kind}", "pair.unit: ") if table.people else ("training images too", "")
     if table.people or not table.published:
         on_both = np.isin(table.unit, table.unit[train]) & test
         again = np.isin(table.unit, table.unit[test]) & train
@@ -270,14 +270,14 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
         return table, ()
     of_people = "of " * table.people
     if how == Overlap.leave:
-        why = "of people with test images" if table.people else "that are test images too"
-        text = f"{table.name}: {int(again.sum())} training images {why} left the private data"
+        why = f"of people with test {table.kind}" if table.people else "that are test images too"
+        text = f"{table.name}: {int(again.sum())} training {table.kind} {why} left the private data"
         return table.move(again, Role.left_out), (Finding("both_sides", WARNING, text),)
     if table.published and not table.people:  # a published set stays what others report on
         text = f"{table.name}: {count} of {n} test images are training images too, as it was published"
         return table, (Finding("both_sides", NOTE, text),)
     raise UsageError(
-        f"{what}pair.private={table.name}: {count} of its {n} test images are {of_people}{whose}, the first "
+        f"{what}pair.private={table.name}: {count} of its {n} test {table.kind} are {of_people}{whose}, the first "
         f"{table.first(on_both)}: give another split, or set pair.overlap=leave"
     )
 
@@ -299,17 +299,16 @@ def apart(table: Examples, public: Digests, how: Overlap) -> tuple[Examples, tup
 
 
 def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Finding, ...]:
-    """Return findings on the private data as something to learn: one example or class alone, and rare classes or
-    labels."""
-    train = torch.from_numpy(table.has(Role.private))
+    """Return findings on the private data as something to learn: one example alone, rare classes or labels, and those
+    that are in one part alone."""
+    train, test = (torch.from_numpy(table.has(role)) for role in (Role.private, Role.test))
     findings = []
     if len(table.role) < 2:
         findings.append(Finding("one", ERROR, f"{table.name}: one image only"))
-    if classes < 2:
-        text = f"{table.name}: one class only: it can serve as public data, not as private"
-        findings.append(Finding("one", ERROR, text))
     several = table.y.dim() == 2
-    counts = table.y[train].sum(0).int() if several else table.y[train].bincount(minlength=classes)
+    counts, tested = (
+        table.y[part].sum(0).int() if several else table.y[part].bincount(minlength=classes) for part in (train, test)
+    )
     known = [names[i] if names else str(i) for i in range(len(counts))]
     few = [f"{name} has {count}" for name, count in zip(known, counts.tolist(), strict=True) if count < FEW]
     lost = [name for name, count in zip(known, counts.tolist(), strict=True) if not count and not several]
@@ -320,8 +319,12 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
         text = f"{table.name}: no training image of a class is left: {first_of(lost, NAMED)}"
         findings.append(Finding("class_lost", ERROR, text, "give some, or leave the class out"))
     elif few and classes > 1:
-        what = f"{table.name}: {'labels' if several else 'classes'} with fewer than {FEW} training images"
+        what = f"{table.name}: {'labels' if several else 'classes'} with fewer than {FEW} training {table.kind}"
         findings.append(Finding("few", WARNING, f"{what} may be lost in the noise: {first_of(few, NAMED)}"))
+    unseen = [name for name, trained, n in zip(known, counts, tested, strict=True) if trained and not n]
+    if test.any() and 1 < classes <= max(MANY, len(table.role) / 10) and unseen:
+        what = f"{table.name}: {'labels' if several else 'classes'} without a test image"
+        findings.append(Finding("few", WARNING, f"{what}, which are not measured: {first_of(unseen, NAMED)}"))
     return tuple(findings)
 
 
@@ -335,12 +338,12 @@ def take_public(table: Examples, public: Bools, how: Overlap) -> tuple[Examples,
 
     if table.people:
         theirs = rest & np.isin(table.unit, table.unit[public])
-        text = f"{table.name}: {int(theirs.sum())} other {word} images of people with public ones are left out"
+        text = f"{table.name}: {int(theirs.sum())} other {word} {table.kind} of people with public ones are left out"
         findings.append(Finding("public_too", NOTE, text))
         table, rest = table.move(theirs, Role.left_out), rest & ~theirs
     table = table.move(public, Role.public)
     if not rest.any():
-        raise UsageError(f"{key}: no {word} images of {table.name} would remain: take fewer public ones")
+        raise UsageError(f"{key}: no {word} {table.kind} of {table.name} would remain: take fewer public ones")
 
     # a copy of a public example may have been trained on
     if table.kind == "rows":
@@ -368,8 +371,6 @@ def hold_out(
     images are held out together with how=leave. UsageError if either side would be empty.
     """
     here = np.flatnonzero(table.has(Role.private))
-    if not len(here):
-        raise UsageError(f"pair.private={table.name}: no private images remain: they are public or test images too")
     if table.published:
         used, held = _of_published(table, here, private_share, validation, seed, how)
     else:

@@ -188,7 +188,7 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     fetch = backbone.pretrained and path is None
     try:
         logging.disable(logging.WARNING)  # of the hub, about what the message below says
-        check_size(f"model.backbone.architecture={name}", lambda: _network(backbone, False))
+        check_size(f"model.backbone.architecture={name}", lambda: _check_vector(backbone))
         net = _network(backbone, fetch)
     except UserError:
         raise
@@ -199,7 +199,8 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
                 f"model.backbone.architecture={name}: its weights cannot be fetched ({reason}): "
                 f"give model.backbone.checkpoint=FILE{CORAL if name.startswith('mobilenetv2_100') else ''}{NO_WEIGHTS}"
             ) from None
-        raise UsageError(f"model.backbone.architecture={name} with options={backbone.options}: {reason}") from None
+        changed = f"options={backbone.options}" + f" and input_size={backbone.input_size}" * bool(backbone.input_size)
+        raise UsageError(f"model.backbone.architecture={name} with {changed}: {reason}") from None
     finally:
         logging.disable(logging.NOTSET)
 
@@ -222,6 +223,18 @@ def _network(backbone: Backbone, pretrained: bool) -> nn.Module:
     return of_timm(backbone.architecture, pretrained, {"num_classes": 0}, **backbone.options)
 
 
+@torch.no_grad()
+def _check_vector(backbone: Backbone) -> None:
+    """Raise UsageError if a network gives anything but a vector of an image; it is made without its numbers."""
+    net = _network(backbone, False).eval()
+    how = _preparation(backbone, net)
+    y = net(torch.zeros(1, len(how.mean), how.size, how.size))
+    if not isinstance(y, Tensor) or y.dim() != 2:
+        raise UsageError(
+            f"model.backbone.architecture={backbone.architecture}: it gives no vector of an image, so it is no encoder"
+        )
+
+
 def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:
     """Return how images reach a network: as they did when its weights were trained, unless the settings differ."""
     # what the settings leave open is as the weights were trained
@@ -230,7 +243,8 @@ def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:
     mean, std = tuple(backbone.mean or data["mean"]), tuple(backbone.std or data["std"])
     resize = round(size / (backbone.crop or data["crop_pct"]))
     check_room(f"model.backbone.input_size={size}", CPU_BATCH * FLOATS * 3 * resize**2)
-    return Preparation(resize, size, mean, std, data["interpolation"])
+    interpolation = backbone.interpolation.name if backbone.interpolation else data["interpolation"]
+    return Preparation(resize, size, mean, std, interpolation)
 
 
 def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
@@ -266,7 +280,7 @@ def _scattering(backbone: Backbone, device: torch.device, like: Shape | None) ->
     settings = backbone.scattering
     if settings is None:
         raise UsageError("model.backbone.architecture=scattering: take model=scattering, which has its settings")
-    for unused in ("checkpoint", "prefix", "options", "crop", "mean", "std"):
+    for unused in ("checkpoint", "prefix", "options", "crop", "mean", "std", "interpolation"):
         if getattr(backbone, unused):
             raise UsageError(f"model.backbone.{unused}: architecture=scattering ignores it: remove it")
 

@@ -1,9 +1,11 @@
 """Image files: folders of classes and CSV tables, of the user or of a named set in its original layout."""
 
+import codecs
 import csv
 import os
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -15,7 +17,7 @@ from torch import Tensor
 from pubsel.data.convert import Shape
 from pubsel.data.examples import folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.images import DICOM, SUFFIXES, alike, dicom_tag, unread
+from pubsel.data.images import SUFFIXES, alike, dicom_tag, is_dicom, unread
 from pubsel.data.splits import SEED, Listed, Listing, Unread, group_of, held_out, missing, stamp
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError
@@ -29,6 +31,8 @@ TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
 EXTRA = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
+LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
+FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
 
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
@@ -108,6 +112,9 @@ def layout(folder: Path, people: bool = False) -> Layout:
     if train == folder and (parts := [name for name in classes if name.lower() in (*TEST, *VALIDATION)]) and others:
         text = f"{folder.name}: {parts[0]} is next to class folders, and would be a class"
         findings.append(Finding("split", ERROR, text, "put the other classes into train, or move this folder"))
+    elif named_alike := _like_parts([path.name for path in within.values()], train == folder):
+        text = f"{folder.name}: {' and '.join(named_alike)} have names like parts, and are not read as such"
+        findings.append(Finding("split", ERROR, text, "rename them train and test"))
 
     # images without classes, as a competition's test part has them, cannot be tested on
     kept = list[Path]()
@@ -121,6 +128,26 @@ def layout(folder: Path, people: bool = False) -> Layout:
         f"{folder.name}: {part.name} is used as the test set" for part in kept if part.name.lower() not in TEST
     )
     return Layout(train, tuple(kept), classes, notes, tuple(findings))
+
+
+def words_in(text: str) -> set[str]:
+    """Return the words of the name of a folder or column, such as test and x of TestSet_x: in lower case, without those
+    that say nothing about its content."""
+    words = re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1 \2", text).casefold())
+    return {re.sub("(?<=[a-z])(set|data|images?)$", "", word) for word in words if word not in FILLERS}
+
+
+def _like_parts(names: Iterable[str], classes: bool) -> list[str]:
+    """Return two folders whose names differ in train and test alone, such as trainset and testset, unless they are the
+    names of parts. classes: they would be read as classes, whatever else is in their names."""
+    sides, rest = [{*TRAIN}, {*LIKE_TEST}], dict[frozenset[str], list[str]]()
+    for name in names:
+        rest.setdefault(frozenset(words_in(name).difference(*sides)), []).append(name)
+    for other, named in rest.items():
+        pair = [next((name for name in named if words_in(name) & side), None) for side in sides]
+        if None not in pair and not {str(name).lower() for name in pair} <= {*PARTS} and (classes or not other):
+            return [str(name) for name in pair]
+    return []
 
 
 def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
@@ -158,21 +185,14 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     """
     people = unit == "folder"
     tag = None if people else unit  # of DICOM files
-    if tag and not all(path.suffix.lower() in DICOM for path in all_images(folder)):
+    if tag and not all(map(is_dicom, all_images(folder))):
         raise UsageError(
-            f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*; a tag such as "
+            f"unit={unit}: {folder} is a folder: set unit=folder, for <class>/<person>/*; a tag such as "
             "PatientID names the people of DICOM files"
         )
     places = layout(folder, people)
     top, classes = places.train, places.classes
-    if people and not classes:
-        raise UserError(f"{folder}: pair.unit=folder needs <class>/<person>/*, and has no such images: move them")
-    if not classes and not images_in(top) and (deeper := all_images(top)):
-        first = deeper[0].relative_to(folder).as_posix()
-        raise UserError(
-            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
-            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set pair.unit=folder"
-        )
+    _check_places(folder, places, people)
 
     # The user's own test part has the same classes.
     paths, labels = labelled(top, classes, people)
@@ -209,6 +229,20 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     return listed._replace(people=whose, findings=(*findings, *about_people))
 
 
+def _check_places(folder: Path, places: Layout, people: bool) -> None:
+    """Raise UserError if images are not where they are expected."""
+    if people and not places.classes:
+        raise UserError(f"{folder}: unit=folder needs <class>/<person>/*, and has no such images: move them")
+    if not places.classes and not images_in(places.train) and (deeper := all_images(places.train)):
+        if parts := [finding for finding in places.findings if finding.name == "split"]:
+            raise UserError(parts[0].line())
+        first = deeper[0].relative_to(folder).as_posix()
+        raise UserError(
+            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
+            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set unit=folder"
+        )
+
+
 def same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
     """Return the finding on class folders whose names differ in case or blanks alone."""
     alike_of = dict[str, list[str]]()
@@ -239,9 +273,7 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
         more = ", ..." if len(places) > NAMED else ""
         text = f"{folder.name}: {len(left)} images are not read: {', '.join(counts)}{more}"
         findings.append(Finding("not_read", WARNING, text))
-    other = Counter(
-        path.suffix.lower() or "without extension" for path in _files_below(folder) if not _is_image(path.name)
-    )
+    other = Counter(path.suffix.lower() or "without extension" for path in _files_below(folder) if not _is_image(path))
     if other:
         counts = [f"{count} {suffix}" for suffix, count in other.most_common()]
         text = f"{folder.name}: {sum(other.values())} files are not read: {', '.join(counts)}"
@@ -249,7 +281,7 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
     return tuple(findings)
 
 
-SYSTEM_NAMES = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__".split()
+SYSTEM_NAMES = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__ dicomdir".split()
 
 
 def hidden(name: str) -> bool:
@@ -264,7 +296,7 @@ def all_images(folder: Path) -> list[Path]:
 
 def _images_below(folder: Path) -> Iterator[Path]:
     """Yield what `all_images` returns, in any order."""
-    return (path for path in _files_below(folder) if _is_image(path.name))
+    return (path for path in _files_below(folder) if _is_image(path))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -281,9 +313,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
         yield from (path for name in files if not hidden(name) and (path := here / name).is_file())
 
 
-def _is_image(name: str) -> bool:
-    """Return whether a file has the name of an image; hidden files have not."""
-    return not hidden(name) and os.path.splitext(name)[1].lower() in SUFFIXES
+def _is_image(path: Path) -> bool:
+    """Return whether a file has the name of an image, or has another name and is DICOM; hidden files are none."""
+    return not hidden(path.name) and (os.path.splitext(path.name)[1].lower() in SUFFIXES or is_dicom(path))
 
 
 def _has_images_of(folder: Path, people: bool) -> bool:
@@ -291,7 +323,7 @@ def _has_images_of(folder: Path, people: bool) -> bool:
     if people:
         return bool(images_of(folder, True))
     with os.scandir(folder) as entries:
-        return any(_is_image(entry.name) for entry in entries)
+        return any(_is_image(folder / entry.name) for entry in entries)
 
 
 def class_folders(folder: Path, people: bool = False) -> list[str]:
@@ -310,7 +342,7 @@ def expected_classes(folder: Path, info: Dataset) -> list[str]:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the image files of a folder, sorted by name; hidden files are no images."""
-    return [folder / name for name in sorted(filter(_is_image, os.listdir(folder)))]
+    return [path for name in sorted(os.listdir(folder)) if _is_image(path := folder / name)]
 
 
 def images_of(folder: Path, people: bool) -> list[Path]:
@@ -368,8 +400,10 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
 
 
 def open_text(table: Path) -> TextIO:
-    """Open a table of text."""
-    return plain(table).open(newline="", encoding="utf-8-sig")
+    """Open a table of text, in UTF-8 or in UTF-16 with its mark."""
+    with plain(table).open("rb") as file:
+        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return table.open(newline="", encoding="utf-16" if wide else "utf-8-sig")
 
 
 def delimiter_of(line: str, between: str) -> str:
@@ -377,7 +411,23 @@ def delimiter_of(line: str, between: str) -> str:
     return max(between, key=line.count)
 
 
-def rows_of(table: Path, columns: Sequence[str], between: str = ",", most: int | None = None) -> list[dict[str, str]]:
+class TableRow(dict[str, str]):
+    """A row of a table: its values by their columns. last: its last line in the file, or its number; unit: which."""
+
+    __slots__ = ("last", "unit")
+
+    def __init__(self, values: Mapping[str, str], last: int, unit: str = "line"):
+        super().__init__(values)
+        self.last, self.unit = last, unit
+
+    @property
+    def place(self) -> str:
+        """Return where the row begins, as an editor numbers lines: a quoted value may have several."""
+        more = sum(len(re.findall("\r\n?|\n", value)) for value in self.values()) if self.unit == "line" else 0
+        return f"{self.unit} {self.last - more}"
+
+
+def rows_of(table: Path, columns: Sequence[str], between: str = ",", most: int | None = None) -> list[TableRow]:
     """Return the rows of a CSV, at most so many. between: the characters of which its first line shows which one
     separates its columns. UserError if it is absent, empty or no CSV, or lacks one of the columns."""
     try:
@@ -385,9 +435,10 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",", most: int |
             delimiter = delimiter_of(file.readline(), between)
             file.seek(0)
             reader = csv.DictReader(file, restkey=EXTRA, restval="", skipinitialspace=True, delimiter=delimiter)
-            filled = (row for row in reader if "".join(map(str, row.values())).strip())
-            rows, have = list(islice(filled, most)), reader.fieldnames or []
-    except UnicodeDecodeError:
+            filled = (values for values in reader if "".join(map(str, values.values())).strip())
+            rows = [TableRow(values, reader.line_num) for values in islice(filled, most)]
+            have = list(reader.fieldnames or [])
+    except UnicodeError:
         raise UserError(
             f"{table}: not in UTF-8: convert it, such as by iconv -f LATIN1 -t UTF-8, or from UTF-16"
         ) from None
@@ -397,9 +448,13 @@ def rows_of(table: Path, columns: Sequence[str], between: str = ",", most: int |
         raise unreadable(table, error, "not a readable CSV") from None
     if twice := [column for column, count in Counter(have).items() if column and count > 1]:
         raise UserError(f"{table}: two columns are called {twice[0]}: rename one")
-    more = next((i for i, row in enumerate(rows, start=1) if "".join(row.pop(EXTRA, ())).strip()), None)
-    if more:
-        raise UserError(f"{table}: row {more} has more values than the head has names: quote values with {delimiter!r}")
+    more = next((row for row in rows if "".join(row.pop(EXTRA, ())).strip()), None)
+    if more is not None:
+        raise UserError(
+            f"{table}: {more.place} has more values than the head has names: quote values with {delimiter!r}"
+        )
+    if again := [row for row in rows if len(have) > 1 and list(row.values()) == have]:
+        raise UserError(f"{table}: {again[0].place} repeats the head: remove it")
 
     if absent := [column for column in columns if column not in have]:
         raise UserError(f"{table}: no column {absent[0]}: it needs {','.join(columns)}")

@@ -140,10 +140,16 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
     return Given(n, each, lambda: (path,))
 
 
-def as_input(raw: Raw, shape: tuple[int, ...], bits: int | None = None, text: TextInput | None = None) -> Tensor | str:
+def as_input(
+    raw: Raw,
+    shape: tuple[int, ...],
+    bits: int | None = None,
+    spans: list[tuple[int, int]] | None = None,
+    text: TextInput | None = None,
+) -> Tensor | str:
     """Return an input in the shape that a model takes: an image as training reads it, scaled to cover and cut at
-    the centre, grey or in colour; a row of a table as it is; or a text as
-    `text` says. bits: of a value in 16-bit images. UserError names a file that cannot be read."""
+    the centre, grey or in colour; a row of a table as it is; or a text as `text` says. bits: of a value in 16-bit
+    images, whose lowest and highest are added to `spans`. UserError names a file that cannot be read."""
     if text is not None and isinstance(raw, str | Path):
         read = text_of(raw) if isinstance(raw, Path) else raw
         return read if text.hashed is None else hashed([read], text.hashed)[0]
@@ -157,7 +163,9 @@ def as_input(raw: Raw, shape: tuple[int, ...], bits: int | None = None, text: Te
 
     # an image is read as training reads it, or its answer would be of another image
     if isinstance(raw, Path | Image.Image):
-        pixels, _ = images.upright(raw, bits) if isinstance(raw, Path) else images.pixels_of(raw, bits)
+        pixels, span = images.upright(raw, bits) if isinstance(raw, Path) else images.pixels_of(raw, bits)
+        if span is not None and spans is not None:
+            spans.append(span)
         return to_shape(torch.from_numpy(pixels).permute(2, 0, 1)[None], size)[0]
     if raw.dim() != 3:
         raise UserError(f"images: rows of numbers, but this model was trained on images: {KINDS}")

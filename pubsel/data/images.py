@@ -4,6 +4,7 @@ A user's files are read by these rules; those of a named set as they always were
 records rest on it.
 """
 
+import os
 import struct
 import warnings
 import zipfile
@@ -29,7 +30,8 @@ from pubsel.files import plain
 from pubsel.messages import UsageError, UserError, limit
 from pubsel.settings.keys import Read
 
-DICOM = {".dcm", ".dicom"}
+DICOM = {".dcm", ".dicom", ".ima"}
+MARK, MARKED = 128, b"DICM"  # the place of a DICOM file's mark, and the mark
 IMAGE_SUFFIXES = ".png .jpg .jpeg .jpe .jfif .bmp .gif .tif .tiff .webp .pbm .pgm .ppm .pnm".split()
 SUFFIXES = {*IMAGE_SUFFIXES, *DICOM}
 MOST_PIXELS = Image.MAX_IMAGE_PIXELS or 0  # Pillow refuses twice as many
@@ -280,7 +282,7 @@ def _image(path: Path | zipfile.Path, bits: int | None = None) -> Iterator[Image
         with path.open("rb") as file:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # lines about a large image, or tags that contradict each other
-                image = dicom(file, bits) if Path(path.name).suffix.lower() in DICOM else Image.open(file)
+                image = dicom(file, bits) if is_dicom(path) else Image.open(file)
                 if image.format == "PPM" and image.mode == "I":  # 16 bits, as Pillow reads a PGM
                     image = Image.fromarray(np.asarray(image).astype(np.uint16))
             if image.format == "PNG" and image.mode not in SIXTEEN:
@@ -295,13 +297,32 @@ def _image(path: Path | zipfile.Path, bits: int | None = None) -> Iterator[Image
         raise _explained(path, FileNotFoundError() if of_archive else error) from None
 
 
+def is_dicom(path: Path | zipfile.Path) -> bool:
+    """Return whether a file is DICOM: by its suffix, or of a file without one, or with a number as in 1.2.840, by its
+    mark. No pipe is opened."""
+    suffix = os.path.splitext(path.name)[1].lower()
+    if suffix.strip(".") and not suffix[1:].isdecimal():
+        return suffix in DICOM
+    try:
+        if not isinstance(path, Path) or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(MARK + len(MARKED))[MARK:] == MARKED
+    except OSError:  # the one who reads it tells why
+        return False
+
+
 def dicom(file: IO[bytes], bits: int | None = None) -> Image.Image:
     """Return a DICOM image as it is shown: rescaled, in its window (VOI LUT), MONOCHROME1 inverted, 8 bits; colours by
     its palette. bits: of a value in an image without a window; None: as many as are stored. Of several frames the
-    first. UserError without pydicom, ValueError if the file is damaged."""
+    first. UserError without pydicom, or without what decodes the file; ValueError if it is damaged."""
     pydicom = _pydicom(file.name)
     try:
         image = pydicom.dcmread(file)
+        syntax = image.file_meta.get("TransferSyntaxUID")
+        if syntax is not None and syntax.is_encapsulated and not pydicom.pixels.get_decoder(syntax).is_available:
+            packages = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg"
+            raise UserError(f"{file.name}: compressed as {syntax.name}, and no decoder is installed: {packages}")
         frames, processing = int(image.get("NumberOfFrames", 1)), pydicom.pixels.processing
         pixels = image.pixel_array[0] if frames > 1 else image.pixel_array
         info: dict[str, Any] = {FRAMES: frames}
@@ -318,6 +339,8 @@ def dicom(file: IO[bytes], bits: int | None = None) -> Image.Image:
         values = ((values - low) / (high - low)).clip(0, 1)
         if image.PhotometricInterpretation == "MONOCHROME1":
             values = 1 - values
+    except UserError:
+        raise
     except Exception as error:  # of many kinds, by what is damaged
         raise ValueError(str(error)) from None
     return _with_info(255 * values, info)
@@ -364,7 +387,7 @@ def dicom_tag(path: Path, tag: str) -> str:
     unknown tag, or as `head_of`."""
     pydicom = _pydicom(str(path))
     if pydicom.datadict.tag_for_keyword(tag) is None:
-        raise UsageError(f"pair.unit={tag}: DICOM has no such tag: take one such as PatientID")
+        raise UsageError(f"unit={tag}: DICOM has no such tag: take one such as PatientID")
     try:
         return str(pydicom.dcmread(plain(path), stop_before_pixels=True, specific_tags=[tag]).get(tag, ""))
     except (pydicom.errors.InvalidDicomError, *CORRUPT) as error:

@@ -1,11 +1,13 @@
 """Prepared data: one npz with train_images and test_images (uint8 [n, h, w] or [n, h, w, 3]), train_labels and
-test_labels (integers [n], or 0/1 [n, labels] for multi-label sets). Other arrays in the file are ignored."""
+test_labels (integers [n], or 0/1 [n, labels] for multi-label sets). Other arrays in the file are ignored. A user's
+arrays may have other usual names (`NAMED`), channels first, and texts as labels."""
 
 import math
 import pickle
+import re
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -16,6 +18,8 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
 from pubsel.data.examples import people_of
+from pubsel.data.findings import NOTE, WARNING, Finding, first_of
+from pubsel.data.folders import TEST, TRAIN, VALIDATION
 from pubsel.data.images import MOST
 from pubsel.data.splits import (
     Images,
@@ -30,12 +34,19 @@ from pubsel.data.splits import (
     stamp,
     to_arrays,
 )
+from pubsel.data.tables import label_words
 from pubsel.files import plain, reading, unreadable, whole
 from pubsel.messages import UserError, gib
+from pubsel.settings.keys import Fold
 
 CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 BROKEN = "corrupt, truncated or not a plain npz: delete it and prepare it again"
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
+OF_IMAGES, OF_LABELS = "images|image|imgs|img|data|x", "labels|label|targets|target|classes|class|y"
+_PART = "|".join(sorted((word for words in PARTS.values() for word in words), key=len, reverse=True))
+NAMED = re.compile(rf"(?:({_PART})_?)?(?:({OF_IMAGES})|({OF_LABELS}))(?:_?({_PART}))?")  # of an array, in lower case
+LABEL = "label"
 
 
 def read(path: Path, classes: int | None = None, shape: Shape | None = None, unit: str | None = None) -> Parts:
@@ -60,6 +71,8 @@ def _people(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) 
     names = [f"{part}_{unit}" for part in parts]
     if not has.issuperset(names) and has.issuperset(other := [f"{unit}_{part}" for part in parts]):
         names = other
+    elif len(parts) == 1 and unit in has:
+        names = [unit]
 
     arrays = arrays_of(path, names)
     for name, n in zip(names, counts, strict=True):
@@ -78,42 +91,112 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
 
 def listed_arrays(path: Path, unit: str | None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet. The validation part is one with the test part,
-    as of a folder; without either, a fifth of its units is drawn. Classes are the labels that occur."""
-    arrays = image_arrays(path)
+    as of a folder; without either, a fifth of its units is drawn. Classes are the labels that occur; without labels it
+    is one."""
+    arrays = _usual_names(path)
     parts = ["train", *(part for part in ("val", "test") if f"{part}_images" in arrays)]
-    streams, labels = _streams(path, parts)
-    y, names = _classes(path, torch.cat(labels))
+    streams = [array_stream(path, arrays.get(f"{part}_images", f"{part}_images")) for part in parts]
+    y, names, findings = _labels(path, parts, arrays, [stream.n for stream in streams])
+    for stream in streams[1:]:
+        _check_both(path, (streams[0].shape, stream.shape), (y, y), None, None)
 
     # all parts are one listing, as of a folder, and those that are held out follow the training part
-    starts = np.cumsum([0, *map(len, labels)])
+    starts = np.cumsum([0, *(stream.n for stream in streams)])
     test = np.arange(len(y)) >= starts[1] if len(parts) > 1 else None
+
+    dark = set[int]()
 
     def image(i: int) -> tuple[Tensor, None]:
         part = int(np.searchsorted(starts, i, side="right")) - 1
-        return streams[part].image(i - int(starts[part])), None
+        x = streams[part].image(i - int(starts[part]))
+        if x.max() <= 1:
+            dark.add(i)
+        return x, None
+
+    def of_values() -> tuple[Finding, ...]:
+        text = f"{path.name}: {len(dark)} images have no value but 0 and 1, of 0 to 255"
+        return (Finding("black", WARNING, text, "multiply them by 255"),) if len(dark) >= MOST * len(y) else ()
 
     listed = Listed(
         y,
         test,
         classes=len(names),
         files=(stamp(path),),
-        images=lambda: Images(streams[0].shape, image, any_order=False),
+        images=lambda: Images(streams[0].shape, image, of_values, any_order=False),
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
+        findings=findings,
     )
     if not unit:
         return listed
-    people, findings = people_of(path.name, _people(path, unit, parts, [len(part) for part in labels]))
-    return listed._replace(people=people, findings=findings)
+    people, about_people = people_of(path.name, _people(path, unit, parts, [stream.n for stream in streams]))
+    return listed._replace(people=people, findings=(*findings, *about_people))
 
 
-def classes_of(path: Path, labels: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
-    """Return the labels of a user's arrays, integers or texts [n] or 0/1 [n, labels], with classes numbered from 0, and
-    their names. UserError if they are malformed."""
-    if labels.dtype.kind not in "US":
-        return _classes(path, labels_from(_checked_labels(path, "all", len(labels), labels)))
-    texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in labels.tolist()]
-    names, numbers = np.unique(texts, return_inverse=True)
-    return torch.from_numpy(numbers.astype(np.int64)), tuple(map(str, names))
+def _usual_names(path: Path) -> dict[str, str]:
+    """Return the arrays of images and labels of a user's npz by their names here, such as train_images: x_train, X and
+    others. Rows of numbers are no images. UserError if two have the same meaning."""
+    names = names_in(path)
+    usual = {f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")}
+    arrays = {name: name for name in names if name in usual}
+    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
+        for name in names:
+            match = NAMED.fullmatch(name.lower())
+            if match is None or (match[1] and match[4]) or name in arrays:
+                continue
+            with archive.open(f"{name}.npy") as member:
+                shape, _, _ = _header(member)
+            if match[2] and len(shape) < 3:
+                continue
+            part = next(part for part, words in PARTS.items() if (match[1] or match[4] or part) in words)
+            kind = f"{part}_{'images' if match[2] else 'labels'}"
+            if (first := arrays.setdefault(kind, name)) not in (name, kind):
+                raise UserError(f"{path}: {first} or {name} may be {kind}: call one of them {kind}, or leave it out")
+    return arrays
+
+
+def names_in(path: Path) -> list[str]:
+    """Return the names of the arrays of a npz, sorted."""
+    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
+        return sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+
+
+def _labels(
+    path: Path, parts: Sequence[str], names: Mapping[str, str], counts: Sequence[int]
+) -> tuple[Tensor, tuple[str, ...], tuple[Finding, ...]]:
+    """Return the labels of a user's arrays, the names of the classes, and findings. names: of arrays, by those here."""
+    if not any(f"{part}_labels" in names for part in parts):
+        lacking = Finding("one", NOTE, f"{path.name}: no array of labels in it", "add train_labels")
+        return torch.zeros(sum(counts), dtype=torch.int64), ("0",), (lacking,)
+    wanted = [names.get(f"{part}_labels", f"{part}_labels") for part in parts]
+    arrays = arrays_of(path, wanted)
+    values = [array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array for array in arrays.values()]
+    if all(array.dtype.kind in "US" and array.shape == (n,) for array, n in zip(values, counts, strict=True)):
+        return _in_words(path, [text for array in values for text in array.tolist()])
+    known = [labels_from(_checked_labels(path, name, n, arrays[name])) for name, n in zip(wanted, counts, strict=True)]
+    if len({y.shape[1:] for y in known}) > 1:
+        raise UserError(f"{path}: {' and '.join(wanted)} differ in their shape: make them alike")
+    return *_classes(path, torch.cat(known)), ()
+
+
+def _in_words(path: Path, texts: Sequence[str | bytes]) -> tuple[Tensor, tuple[str, ...], tuple[Finding, ...]]:
+    """Return labels in words as `_labels` does, numbered as those of a table."""
+    rows = [{LABEL: text.decode(errors="replace") if isinstance(text, bytes) else text} for text in texts]
+    words, findings = label_words(path, rows, LABEL, Fold.apart)
+    unknown = [row[LABEL] for row in rows if row[LABEL] not in words.numbers]
+    if unknown:
+        text = f"{path}: {len(unknown)} of {len(rows)} labels are no class ({first_of(map(repr, unknown))})"
+        raise UserError(f"{text}: give each image one, or leave it out")
+    y = torch.tensor([words.numbers[row[LABEL]] for row in rows])
+    remedy = "write each class in one way"
+    return y, tuple(words.names), tuple(finding._replace(remedy=remedy) for finding in findings)
+
+
+def classes_of(path: Path, labels: np.ndarray) -> tuple[Tensor, tuple[str, ...], tuple[Finding, ...]]:
+    """Return the labels of a user's rows, integers or texts [n] or 0/1 [n, labels], with classes numbered from 0, their
+    names, and findings. UserError if they are malformed."""
+    if labels.dtype.kind in "US":
+        return _in_words(path, labels.tolist())
+    return *_classes(path, labels_from(_checked_labels(path, "the labels", len(labels), labels))), ()
 
 
 def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
@@ -131,14 +214,12 @@ def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
     return y.argmax(1), names
 
 
-def _streams(
-    path: Path, parts: Sequence[str], classes: int | None = None, shape: Shape | None = None
-) -> tuple[list["Stream"], list[Tensor]]:
+def _streams(path: Path, parts: Sequence[str], classes: int, shape: Shape) -> tuple[list["Stream"], list[Tensor]]:
     """Return the images and the labels of each part, checked as in `read`."""
     streams = [array_stream(path, f"{part}_images") for part in parts]
     arrays = arrays_of(path, [f"{part}_labels" for part in parts])
     labels = [
-        labels_from(_checked_labels(path, part, stream.n, arrays[f"{part}_labels"]))
+        labels_from(_checked_labels(path, f"{part}_labels", stream.n, arrays[f"{part}_labels"]))
         for part, stream in zip(parts, streams, strict=True)
     ]
     _check_both(path, (streams[0].shape, streams[-1].shape), (labels[0], labels[-1]), classes, shape)
@@ -160,15 +241,17 @@ class Stream(NamedTuple):
     image: Callable[[int], Tensor]  # image i, uint8 of this shape; UserError if the file is damaged
 
 
-def names_in(path: Path) -> list[str]:
-    """Return the names of a npz's arrays."""
-    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist()]
+def shape_in(path: Path, array: str) -> tuple[int, ...]:
+    """Return the shape of an array of a npz, by its head alone."""
+    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive, archive.open(f"{array}.npy") as member:
+        return _header(member)[0]
 
 
 def image_arrays(path: Path) -> list[str]:
-    """Return the names of a npz's arrays that end in images, sorted; UserError if it has none."""
-    names = sorted(name for name in names_in(path) if name.endswith("images"))
+    """Return the names of a npz's arrays of images, sorted: those that end in images, or else have another usual name.
+    UserError if it has none."""
+    names = [name for name in names_in(path) if name.endswith("images")]
+    names = names or sorted(name for kind, name in _usual_names(path).items() if kind.endswith("images"))
     if not names:
         raise UserError(f"{path}: no array of images in it: its name must end in images, such as test_images")
     return names
@@ -189,23 +272,23 @@ def array_stream(path: Path, array: str) -> Stream:
         raise unreadable(path, error, BROKEN) from None
 
     # A header may claim any shape; the archive knows how many bytes there are.
-    _check_images(path, array, shape, dtype)
+    size, last = _layout(path, array, shape, dtype)
     if (claimed := math.prod(shape)) != has:
         raise UserError(f"{path}: {array} claims {claimed:.3g} bytes and has {has:.3g}: {BROKEN}")
     if fortran:
         raise UserError(f"{path}: {array} is in Fortran order: store it in C order")
-    size = math.prod(shape[1:])
+    count = math.prod(size)
 
     def image(i: int) -> Tensor:
         with reading(path, BROKEN, CORRUPT):
-            member.seek(first + i * size)
-            data = member.read(size)
-        if len(data) < size:
+            member.seek(first + i * count)
+            data = member.read(count)
+        if len(data) < count:
             raise UserError(broken)
-        return from_arrays(np.frombuffer(data, np.uint8).reshape(1, *shape[1:]).copy(), np.zeros(1)).x[0]
+        x = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return x.reshape(*size[1:], size[0]).permute(2, 0, 1).contiguous() if last else x.reshape(size)
 
-    channels = shape[3] if len(shape) == 4 else 1
-    return Stream(shape[0], (channels, shape[1], shape[2]), image)
+    return Stream(shape[0], size, image)
 
 
 def _check_both(
@@ -261,8 +344,9 @@ def _claimed(path: Path, archive: zipfile.ZipFile, name: str) -> int:
         shape, _, dtype = _header(member)
         has = archive.getinfo(f"{name}.npy").file_size - member.tell()
 
+    _check_plain(path, name, dtype)
     takes = math.prod(shape) * dtype.itemsize
-    if takes != has and not dtype.hasobject:  # a pickle is as long as it is, and refused when it is read
+    if takes != has:
         raise UserError(
             f"{path}: {name} claims {takes:.3g} bytes and has {has:.3g}: corrupt, truncated or not a plain npz: delete "
             "it and prepare it again"
@@ -287,32 +371,50 @@ def write(path: Path, train: Split, test: Split) -> None:
 
 
 def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Split:
-    _check_images(path, f"{part}_images", images.shape, images.dtype)
-    return from_arrays(images, _checked_labels(path, part, len(images), labels))
+    _, last = _layout(path, f"{part}_images", images.shape, images.dtype)
+    images = images if last or images.ndim == 3 else np.ascontiguousarray(np.moveaxis(images, 1, -1))
+    return from_arrays(images, _checked_labels(path, f"{part}_labels", len(images), labels))
 
 
-def _check_images(path: Path, array: str, shape: Sequence[int], dtype: np.dtype) -> None:
-    """Raise UserError if an array does not contain images."""
+def _layout(path: Path, array: str, shape: Sequence[int], dtype: np.dtype) -> tuple[Shape, bool]:
+    """Return channels, height and width of an array of images, and whether its channels come last. UserError if it does
+    not contain images."""
+    _check_plain(path, array, dtype)
     if dtype != np.uint8:
-        raise UserError(f"{path}: {array} is {dtype}, not uint8: store values 0 to 255 as uint8")
-    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] != 3) or 0 in shape[1:]:
-        raise UserError(f"{path}: {array} has shape {list(shape)}, not [n, h, w] or [n, h, w, 3]")
+        scale = "multiply them by 255 if they are 0 to 1, and " if dtype.kind == "f" else ""
+        raise UserError(f"{path}: {array} is {dtype}, not uint8: {scale}store values 0 to 255 as uint8")
+    if len(shape) == 3 and 0 not in shape[1:]:
+        return (1, shape[1], shape[2]), False
+    if len(shape) != 4 or 0 in shape[1:] or not {1, 3} & {shape[1], shape[3]}:
+        raise UserError(
+            f"{path}: {array} has shape {list(shape)}, not [n, h, w], or [n, h, w, c] or [n, c, h, w] with c 1 or 3"
+        )
+    last = shape[3] in (1, 3)
+    return ((shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])), last
 
 
-def _checked_labels(path: Path, part: str, n: int, labels: np.ndarray) -> np.ndarray:
+def _check_plain(path: Path, array: str, dtype: np.dtype) -> None:
+    """Raise UserError for an array of Python objects, which only a pickle can have."""
+    if dtype.hasobject:
+        raise UserError(
+            f"{path}: {array} is an array of objects, which is not read: save a plain one, such as by "
+            f"numpy.savez({path.name!r}, {array}=numpy.array({array}.tolist()), ...)"
+        )
+
+
+def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray) -> np.ndarray:
     """Return the labels, [n] or [n, labels], of n images. UserError if they are malformed."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):
         raise UserError(
-            f"{path}: {part}_labels is {labels.dtype} of shape {list(labels.shape)}, "
-            f"not integers [n] or 0/1 [n, labels]"
+            f"{path}: {array} is {labels.dtype} of shape {list(labels.shape)}, not integers [n] or 0/1 [n, labels]"
         )
     if len(labels) != n:
-        raise UserError(f"{path}: {n} {part}_images but {len(labels)} {part}_labels")
+        raise UserError(f"{path}: {n} images but {len(labels)} {array}")
 
     if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
-        raise UserError(f"{path}: {part}_labels out of range: a multi-label array holds only 0 and 1")
+        raise UserError(f"{path}: {array} out of range: a multi-label array holds only 0 and 1")
     if labels.ndim == 1 and len(labels) and labels.min() < 0:
-        raise UserError(f"{path}: {part}_labels out of range: {labels.min()} is below 0")
+        raise UserError(f"{path}: {array} out of range: {labels.min()} is below 0")
     return labels

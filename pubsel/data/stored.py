@@ -138,7 +138,7 @@ def read(folder: Path, unit: str | None = None) -> Parts:
     except (OSError, ValueError, EOFError) as error:
         if unit and str(getattr(error, "filename", "")).endswith(f"_{unit}.npy") and not limit(error):
             raise UserError(
-                f"pair.unit={unit}: {folder} does not tell the {unit} of an image: delete it to have it prepared again"
+                f"unit={unit}: {folder} does not tell the {unit} of an image: delete it to have it prepared again"
             ) from None
         raise unreadable(folder, error, "delete it to have it prepared again") from None
 

@@ -6,7 +6,7 @@ are compared as people mean them (`examples.folded`); several labels of one imag
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
@@ -14,9 +14,20 @@ import numpy as np
 import pandas as pd
 import torch
 
+from pubsel.data import memory
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.folders import TEST, TRAIN, VALIDATION, delimiter_of, open_text, rows_of
+from pubsel.data.folders import (
+    LIKE_TEST,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    TableRow,
+    delimiter_of,
+    open_text,
+    rows_of,
+    words_in,
+)
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import plain, reading, unreadable
@@ -29,16 +40,18 @@ LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 OUTCOMES = (*LABELS, "y", "outcome")  # of a table of numbers
 SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
-SPLIT_WORDS = {*SIDES, "eval", "evaluation", "holdout", "trainset", "testset"}  # words in columns that may be the split
+SPLIT_WORDS = {*TRAIN, *LIKE_TEST}  # words in columns that may be the split
 MOST_SIDES = 6  # different values of such a column
 NO_LABEL = {*BLANK_WORDS, "?"}  # folded
 UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 DIGITS = 20  # of a number, from which on it is a word
+NO_FILE = (
+    "<bytes>|<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
+)
 JOINED = "label of several columns"
-PLACE = "place of a row"
 
-Rows = list[dict[str, str]]
+Rows = list[TableRow]
 
 
 def list_table(table: Path, unit: str | None, read: Read) -> Listed:
@@ -51,19 +64,18 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     rows, label, several, about_several = _label_of(table, rows, read.label, {path, unit, read.split})
     if unit in (path, label) or (unit is not None and unit not in columns):
         named = f"name the column of {table.name} that says who an image is of" if unit in (path, label) else ""
-        raise UsageError(f"pair.unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
+        raise UsageError(f"unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
     side, about_split = _side(table, rows, read.split, {path, label, unit})
     used = {path, label, unit, side, *several}
     findings = [*about_several, *about_split]
     if unused := [column for column in columns if column not in used]:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
+    _check_names(table, rows, path)
+
     # an example is a row; one that repeats another adds nothing
-    empty = next((i for i, row in enumerate(rows, start=1) if not row[path].strip()), None)
-    if empty:
-        raise UserError(f"{table}: row {empty} has no path")
     keys = [tuple(row[column] for column in (path, label, unit, side) if column) for row in rows]
-    first = dict[tuple[str, ...], dict[str, str]]()
+    first = dict[tuple[str, ...], TableRow]()
     for key, row in zip(keys, rows, strict=True):
         first.setdefault(key, row)
     repeated, rows = len(rows) - len(first), list(first.values())
@@ -111,7 +123,7 @@ def _answers(
 ) -> tuple[Rows, Answers]:
     """Return the rows that have a label, and the answers in them. explicit: an example may have several labels."""
     rows, about_both = _one_or_several(table, rows, label, explicit)
-    words, about_words = _words(table, rows, label, read.labels)
+    words, about_words = label_words(table, rows, label, read.labels)
     rows, about_labels = _labelled(table, rows, label, words)
     test = _sides(table, rows, side)
     people, about_people = None, tuple[Finding, ...]()
@@ -140,26 +152,25 @@ def features_in(
     # what is compared as text keeps its zeros, and pandas finds out which columns are numbers
     columns = names_of(table)
     if unit is not None and unit not in columns:
-        raise UsageError(f"pair.unit={unit}: {table.name} has no column {unit}: {first_of(columns, 20)}")
+        raise UsageError(f"unit={unit}: {table.name} has no column {unit}: {first_of(columns, 20)}")
     given = read.label if isinstance(read.label, list) else [read.label]
     text = {*given, unit, read.split, texts, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {
         *columns
     }
     frame = _frame(table, columns, missing, text)
-    text |= {c for c in columns if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
-    shown = frame[sorted(text - {texts}, key=columns.index)].map(_text)
-    rows: Rows = [row | {PLACE: str(i)} for i, row in enumerate(shown.to_dict("records"))]
+    text |= {c for c in frame if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
+    rows = _as_texts(frame[[c for c in frame if c in text - {texts}]])
 
     several, findings = list[str](), tuple[Finding, ...]()
     if isinstance(read.label, list):
-        rows, label, several, findings = _label_of(table, rows, read.label, {unit, read.split, PLACE})
+        rows, label, several, findings = _label_of(table, rows, read.label, {unit, read.split})
     elif labelled or read.label is not None or any(plain_name(c) in OUTCOMES for c in columns):
         label = column_of(table, columns, "label", OUTCOMES, read.label)
     else:
-        label, rows = JOINED, [row | {JOINED: "0"} for row in rows]
-    side, about_split = _side(table, rows, read.split, {label, unit, JOINED, PLACE, *several})
+        label, rows = JOINED, [TableRow(row | {JOINED: "0"}, row.last, row.unit) for row in rows]
+    side, about_split = _side(table, rows, read.split, {label, unit, JOINED, *several})
     rows, answers = _answers(table, rows, label, side, unit, bool(several), read)
-    frame = frame.iloc[[int(row[PLACE]) for row in rows]]
+    frame = frame.iloc[[row.last - 1 for row in rows]]
     used = {label, unit, side, *several}
     answers = answers._replace(findings=(*findings, *about_split, *answers.findings))
     return Numbers(frame[[c for c in frame if c not in used]], answers)
@@ -197,15 +208,34 @@ def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Co
         return pd.read_csv(file, **how)
 
 
+def _check_names(table: Path, rows: Rows, path: str) -> None:
+    """Raise UserError if a row has no name of a file, or has an image or an address in its place."""
+    if others := [row[path] for row in rows if re.match(NO_FILE, row[path])]:
+        raise UserError(
+            f"{table}: column {path} has images or addresses ({others[0][:20]}), not the names of files: write each "
+            "image to a file, such as 0.png, and these names into a column path"
+        )
+    if empty := [row for row in rows if not row[path].strip()]:
+        raise UserError(f"{table}: {empty[0].place} has no path")
+
+
 def rows_in(table: Path) -> Rows:
     """Return the rows of a table, all values as text. UserError if it cannot be read."""
     if table.suffix.lower() != ".parquet":
         return rows_of(table, (), DELIMITERS)
-    return [{column: _text(value) for column, value in row.items()} for row in _parquet(table).to_dict("records")]
+    return _as_texts(_parquet(table))
+
+
+def _as_texts(frame: pd.DataFrame) -> Rows:
+    """Return the rows of a frame, all values as text, numbered from 1."""
+    texts = [{column: _text(value) for column, value in row.items()} for row in frame.to_dict("records")]
+    return [TableRow(text, i, "row") for i, text in enumerate(texts, start=1)]
 
 
 def _parquet(table: Path, rows: bool = True) -> pd.DataFrame:
-    """Return a parquet file; without its rows, its columns alone."""
+    """Return a parquet file, or a table in memory; without its rows, its columns alone."""
+    if (held := memory.held(table)) is not None:
+        return held.frame
     try:
         if not rows:
             from pyarrow.parquet import read_schema
@@ -254,10 +284,15 @@ def column_of(
         if name not in columns:
             raise UsageError(f"{key}={name}: {table.name} has no such column: {first_of(columns, 20)}")
         return name
-    by_name = {plain_name(column): column for column in reversed(columns)}
+    by_name = dict[str, list[str]]()
+    for column in columns:
+        by_name.setdefault(plain_name(column), []).append(column)
     for word in usual:
+        if len(by_name.get(word, ())) > 1:
+            either = " and ".join(by_name[word])
+            raise UserError(f"{table}: columns {either} may be the {key}: {remedy or f'give {key}=COLUMN'}")
         if word in by_name:
-            return by_name[word]
+            return by_name[word][0]
     remedy = remedy or f"give {key}=COLUMN, or path,label in its head"
     raise UserError(f"{table}: no column {key}: it has {first_of(columns, 20)}: {remedy}")
 
@@ -302,11 +337,7 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
 def _may_be_split(column: str, values: set[str]) -> bool:
     """Return whether a column says train or test in other words: by its name, as is_train, by one of its values, or by
     a part of each, as PublicTest. values: folded."""
-
-    def words(text: str) -> set[str]:
-        return set(re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1 \2", text).casefold()))
-
-    by_name = words(column) - {"is", "in", "set"}
+    by_name = words_in(column) - {"is", "in"}
     parts = [any(word in value for word in ("train", "test", "valid")) for value in values]
     named = bool(by_name) and by_name <= SPLIT_WORDS
     return len(values) <= MOST_SIDES and (named or bool(values & set(SIDES)) or (len(parts) > 1 and all(parts)))
@@ -323,15 +354,18 @@ def _label_of(
         columns = [column_of(table, list(rows[0]), "label", (), name) for name in given]
     else:
         others = [column for column in rows[0] if column and column not in taken]
-        if given is not None or any(plain_name(column) in LABELS for column in others):
-            return rows, column_of(table, list(rows[0]), "label", LABELS, given), [], ()
+        if given is not None or any(plain_name(column) in LABELS for column in rows[0]):
+            label = column_of(table, list(rows[0]), "label", LABELS, given)
+            if any(folded(row[label]) not in NO_LABEL for row in rows):
+                return rows, label, [], ()
+            return _of_one_class(rows, f"{table.name}: no row has a label in column {label}")
         values = {column: [folded(row[column]) for row in rows] for column in others}
         binary = [
             c for c in others if set(values[c]) <= {"0", "1", *UNLABELLED} and not _may_be_split(c, set(values[c]))
         ]
         ones = [[value == "1" for value in values[column]] for column in binary]
         if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
-            return rows, column_of(table, list(rows[0]), "label", LABELS, None), [], ()  # or an error
+            return _of_one_class(rows, f"{table.name}: no column label: it has {first_of(rows[0], 20)}")
         columns = binary
 
     values = pd.DataFrame(rows)[columns].map(folded)
@@ -348,9 +382,17 @@ def _label_of(
     # an example without any label is one of none of them, but of no class
     none = BETWEEN if given else ""
     texts = [BETWEEN.join(c for c in columns if value[c] == "1") or none for value in values.to_dict("records")]
-    kept = [bool(given) or count < 2 for count in many]
-    rows = [row | {JOINED: text} for row, text, keep in zip(rows, texts, kept, strict=True) if keep]
+    for row, text in zip(rows, texts, strict=True):
+        row[JOINED] = text
+    rows = [row for row, count in zip(rows, many, strict=True) if given or count < 2]
     return rows, JOINED, columns, tuple(findings)
+
+
+def _of_one_class(rows: Rows, why: str) -> tuple[Rows, str, list[str], tuple[Finding, ...]]:
+    """Return rows without labels as those of one class, which public data may be."""
+    for row in rows:
+        row[JOINED] = "0"
+    return rows, JOINED, [], (Finding("one", NOTE, why, "give label=COLUMN, or path,label in its head"),)
 
 
 class Words(NamedTuple):
@@ -372,7 +414,7 @@ def _one_or_several(table: Path, rows: Rows, label: str, explicit: bool) -> tupl
     return kept, (Finding("conflict", ERROR, text, remedy),)
 
 
-def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list[Finding]]:
+def label_words(table: Path, rows: Sequence[Mapping[str, str]], label: str, fold: Fold) -> tuple[Words, list[Finding]]:
     """Return the labels of a table, in the order in which they are numbered, and findings."""
     spelt = dict[str, list[str]]()
     for word in sorted({part for row in rows for part in row[label].split(BETWEEN)}):
@@ -397,6 +439,14 @@ def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list
         findings.append(Finding("labels", ERROR, text, "set labels=fold, and they are one class"))
         spelt = {word: [word] for ways in spelt.values() for word in ways}
 
+    # several labels of one image with another sign between them
+    marks = " []'\""
+    parts = {word: [folded(part.strip(marks)) for part in re.split("[;,]", word)] for word in spelt}
+    single = {of[0] for of in parts.values() if len(of) == 1}
+    if joined := [word for word, of in parts.items() if len(of) > 1 and single.issuperset(of)]:
+        text = f"{table.name}: label {joined[0]!r} may be several, since each part is a label"
+        findings.append(Finding("labels", ERROR, text, "write A|B"))
+
     ordered = sorted(spelt, key=lambda word: (int(word) if word.isdecimal() and len(word) < DIGITS else -1, word))
     names = [word if word.isdecimal() else spelt[word][0].strip() for word in ordered]
     return Words(names, {way: i for i, word in enumerate(ordered) for way in spelt[word]}), findings
@@ -405,12 +455,10 @@ def _words(table: Path, rows: Rows, label: str, fold: Fold) -> tuple[Words, list
 def _labelled(table: Path, rows: Rows, label: str, words: Words) -> tuple[Rows, list[Finding]]:
     """Return the rows whose label is known, and findings."""
 
-    def is_known(row: dict[str, str]) -> bool:
+    def is_known(row: TableRow) -> bool:
         return row[label] == BETWEEN or any(part in words.numbers for part in row[label].split(BETWEEN))
 
     known = [row for row in rows if is_known(row)]
-    if not known:
-        raise UserError(f"{table}: no row has a label in column {label}")
     if len(known) == len(rows):
         return rows, []
     others = first_of(row[label] or "nothing" for row in rows if not is_known(row))
@@ -436,7 +484,7 @@ def _sides(table: Path, rows: Rows, side: str | None) -> np.ndarray | None:
     if "" in sides:
         place = sides.index("")
         raise UserError(
-            f"{table}: row {place + 1} has {side} {rows[place][side]!r}: use train or test, or give split=none"
+            f"{table}: {rows[place].place} has {side} {rows[place][side]!r}: use train or test, or give split=none"
         )
     of_test = np.asarray([of == "test" for of in sides])  # as of a folder: validation is one with the test part
     if of_test.all() or not of_test.any():

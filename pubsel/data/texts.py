@@ -116,7 +116,7 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
     """Return the texts of a table."""
     names = tables.names_of(table)
     column = column_of_texts(names, read)
-    if column is None or (labelled and read.text is not None and column != read.text):
+    if column is None or read.text not in (None, column):
         raise UsageError(f"text={read.text}: {table.name} has no such column: {first_of(names, 20)}")
     frame, answers = tables.features_in(table, (), unit, read, labelled, column)
     left, findings = left_out(table, frame.drop(columns=column), {})
@@ -153,7 +153,7 @@ def _of_folder(folder: Path, unit: str | None, read: Read) -> LabelledTexts:
     folder, which is one class. unit: "folder" for <class>/<person>/*. The validation part is one with the test part.
     """
     if unit not in (None, "folder"):
-        raise UsageError(f"pair.unit={unit}: {folder} is a folder: set pair.unit=folder, for <class>/<person>/*")
+        raise UsageError(f"unit={unit}: {folder} is a folder: set unit=folder, for <class>/<person>/*")
     places, findings = _places(folder, unit is not None)
     classes = sorted({place.label for place in places if not place.test})
     if unknown := sorted({place.label for place in places} - {*classes}):

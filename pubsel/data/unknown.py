@@ -31,8 +31,8 @@ LOADED = {  # what reads arrays from a file of this suffix
     ".pkl": "pickle.load",
     ".pickle": "pickle.load",
 }
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-SCANS = (".dcm", ".dicom", ".nii", ".nii.gz", ".nrrd", ".svs", ".heic", ".svg", ".psd", ".exr")
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".dcm", ".dicom", ".ima")
+SCANS = (".nii", ".nii.gz", ".nrrd", ".svs", ".heic", ".svg", ".psd", ".exr")
 
 
 def refusal(path: Path, tables: Collection[str] = (".csv", ".tsv")) -> str:

@@ -24,7 +24,7 @@ from pubsel.data.findings import ERROR, NOTE, Finding, first_of
 from pubsel.data.folders import TABLES, TEST, TEST_FRACTION, TRAIN, VALIDATION
 from pubsel.data.images import MOST
 from pubsel.data.overlap import digests
-from pubsel.data.prepared import arrays_of, classes_of, names_in
+from pubsel.data.prepared import arrays_of, classes_of, names_in, shape_in
 from pubsel.data.splits import Split
 from pubsel.files import npy_map, plain, reading
 from pubsel.messages import UsageError, UserError
@@ -72,7 +72,7 @@ class Field(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Return it as config.json has it."""
-        return {key: value for key, value in self._asdict().items() if value not in (None, False)}
+        return {key: value for key, value in self._asdict().items() if value is not None and value is not False}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
@@ -117,7 +117,8 @@ def is_rows(path: Path, read: Read) -> bool:
         return any((path / name).is_file() for name in LABEL_FILES)
     if suffix in TABLES:
         return read.path is None and not any(tables.plain_name(name) in tables.PATHS for name in tables.names_of(path))
-    return suffix == ".npy" or (suffix == ".npz" and bool(_parts_in(names_in(path))))
+    parts = _parts_in(names_in(path)) if suffix == ".npz" else {}
+    return suffix == ".npy" or (bool(parts) and all(len(shape_in(path, x)) == 2 for x, _ in parts.values()))
 
 
 def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = (), labelled: bool = True) -> Vectors:
@@ -131,7 +132,7 @@ def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = 
     else:
         rows = _of_npy(path)
         if unit is not None:
-            raise UsageError(f"pair.unit={unit}: {path.name} has no names of people: give a npz, or a table")
+            raise UsageError(f"unit={unit}: {path.name} has no names of people: give a npz, or a table")
     return _with_scale(path, rows, read)
 
 
@@ -139,7 +140,7 @@ def parts_of(name: str, rows: Vectors) -> Sides:
     """Return both parts of some rows: as their owner gave them, or a fifth drawn for the test part, each row by its own
     content, or each person. A part that is sorted by class is brought into an order in which no row depends on another.
     """
-    unit = each_row(digests(rows.x), rows.y)
+    unit = each_row(digests(rows.x), rows.y) if rows.x.dim() == 2 else digests(rows.x)
     test, notes = rows.test, list[str]()
     if test is None:
         test = drawn(unit if rows.people is None else rows.people, TEST_FRACTION, "test")
@@ -187,12 +188,12 @@ def _of_npz(path: Path, unit: str | None) -> Vectors:
     labels = [_labels(path, name, arrays[name], len(part)) for name, part in zip(y_names, x, strict=True)]
     if len({part.shape[1] for part in x}) > 1:
         raise UserError(f"{path}: {' and '.join(x_names)} differ in how many numbers a row has: make them alike")
-    y, names = classes_of(path, np.concatenate(labels))
+    y, names, findings = classes_of(path, np.concatenate(labels))
     of_part = np.repeat([part not in ("", "train") for part in parts], [len(part) for part in x])
     test = of_part if of_part.any() else None
 
     # whose a row is: one array for each part
-    people, findings = None, tuple[Finding, ...]()
+    people = None
     if unit is not None:
         spelt = [[unit] if not part else [f"{part}_{unit}", f"{unit}_{part}"] for part in parts]
         there = set(names_in(path))
@@ -201,7 +202,8 @@ def _of_npz(path: Path, unit: str | None) -> Vectors:
         wrong = [key for key, part in zip(keys, x, strict=True) if persons[key].shape != (len(part),)]
         if wrong:
             raise UserError(f"{path}: {wrong[0]} does not name the person of each row: store one value for each")
-        people, findings = people_of(path.name, [str(value) for key in keys for value in persons[key].tolist()])
+        people, more = people_of(path.name, [str(value) for key in keys for value in persons[key].tolist()])
+        findings = (*findings, *more)
     return Vectors(torch.cat(x), y, test, len(names), names, people, findings=findings)
 
 
@@ -221,8 +223,8 @@ def _of_npy(path: Path) -> Vectors:
             x = _numbers(path, path.name, npy_map(path))
     with reading(file, "save it again by numpy.save"):
         labels = np.load(plain(file), allow_pickle=False)
-    y, names = classes_of(file, _labels(file, file.name, labels, len(x)))
-    return Vectors(x, y, None, len(names), names)
+    y, names, findings = classes_of(file, _labels(file, file.name, labels, len(x)))
+    return Vectors(x, y, None, len(names), names, findings=findings)
 
 
 def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:

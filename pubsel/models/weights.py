@@ -3,7 +3,9 @@
 A .pth file is a pickle, which can contain any program: nothing but tensors is taken from it."""
 
 import contextlib
+import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from pubsel.messages import UsageError, UserError, limit
 from pubsel.settings import FETCHES
 from pubsel.settings.networks import check_network
 
+# open_clip's names of image towers, and what timm calls their sizes
+CLIP = re.compile(r"vit-(so400m|bigg|[tsblhg])-(\d+)", re.IGNORECASE)
+TOWERS = {"t": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant", "bigg": "gigantic"}
 NOT_HERE = "its published weights are not on this machine: give download=true to fetch them"
 
 
@@ -51,8 +56,27 @@ def check_timm(key: str, name: str, options: Mapping[str, Any]) -> None:
 
     check_network(key, name, options)
     if not timm.is_model(name):
-        near = ", ".join(timm.list_models(f"*{name[:6]}*")[:5]) or "see timm.list_models()"
-        raise UsageError(f"{key}.architecture={name}: timm has no such model; near it: {near}")
+        raise UsageError(f"{key}.architecture={name}: timm has no such model; {like_names(name)}")
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError:
+        network = name.partition(".")[0]
+        tags = ", ".join(timm.list_models(f"{network}.*", pretrained=True)) or "none"
+        raise UsageError(f"{key}.architecture={name}: timm has no such weights of {network}; it has: {tags}") from None
+
+
+def like_names(name: str) -> str:
+    """Return in words which names of timm are like one that it does not have, such as open_clip's ViT-B-32."""
+    import timm
+
+    # open_clip and timm name the same image towers
+    if tower := CLIP.match(name):
+        size, kind = tower[1].lower(), "siglip" if "siglip" in name.lower() else "clip"
+        names = timm.list_models(f"vit_{TOWERS.get(size, size)}_patch{tower[2]}_{kind}*", pretrained=True)
+    else:
+        names = difflib.get_close_matches(name, timm.list_models(), 5)
+    near = ", ".join(names[:5])
+    return f"near it: {near}" if near else "pubsel models PATTERN lists the names"
 
 
 def of_timm(name: str, pretrained: bool, sizes: Mapping[str, Any], **options: Any) -> nn.Module:
@@ -62,6 +86,8 @@ def of_timm(name: str, pretrained: bool, sizes: Mapping[str, Any], **options: An
 
     # A file that was fetched before is read as it is: the hub would ask whether there is another one by now.
     overlay = None
+    if pretrained and published(name) is None:
+        raise OSError("timm publishes none")
     if pretrained and not FETCHES.get():
         path = kept(name)
         if path is None:
@@ -72,21 +98,28 @@ def of_timm(name: str, pretrained: bool, sizes: Mapping[str, Any], **options: An
     return net
 
 
+def published(name: str) -> Any:
+    """Return what timm says of the weights that it publishes for a name; None if there are none."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    return config if config is not None and config.has_weights else None
+
+
 def kept(name: str) -> Path | None:
     """Return the file of the weights that timm publishes for a name, if an earlier download has left it here."""
-    import timm
     from huggingface_hub import try_to_load_from_cache
 
-    published = timm.get_pretrained_cfg(name)
-    if published is not None and published.hf_hub_id:
-        repository, _, revision = published.hf_hub_id.partition("@")
-        file = published.hf_hub_filename or "pytorch_model.bin"
+    config = published(name)
+    if config is not None and config.hf_hub_id:
+        repository, _, revision = config.hf_hub_id.partition("@")
+        file = config.hf_hub_filename or "pytorch_model.bin"
         safe = file.replace("pytorch_model.bin", "model.safetensors"), file.replace(".bin", ".safetensors")
         for name in (*safe, file):
             cached = try_to_load_from_cache(repository, name, revision=revision or None)
             if isinstance(cached, str):
                 return Path(cached)
-    path = of_hub(published.url) if published is not None and published.url else None
+    path = of_hub(config.url) if config is not None and config.url else None
     return path if path is not None and path.is_file() else None
 
 

@@ -17,6 +17,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ OS_NOISE = "operating system"
 MEASUREMENT = "measurement"  # of held-out examples
 UNLISTED = "in a record alone"  # the kind of a release, and the state of its line, if no ledger contains it
 ROUNDING = 1e-6  # of a sum of epsilons
+PLACE: ContextVar[Path | None] = ContextVar("PLACE", default=None)  # in place of the results folder of a release
 
 Line = dict[str, Any]
 
@@ -95,7 +97,7 @@ def note(results: Path | str, content: str, release: Entry) -> None:
         return
 
     # the line comes before the noise: a crash between the two counts too much, never too little
-    folder = Path(results) / "ledger"
+    folder = (PLACE.get() or Path(results)) / "ledger"
     with _held(folder):
         secret = _key(folder)
         path = folder / f"{_digest(secret, content)}.jsonl"

@@ -35,7 +35,11 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
         for path in folder.rglob("*.yaml"):
             plain(path)
     read = _by_hydra if command in BY_HYDRA else _by_omegaconf
-    with read(command, renamed(command, words), folders) as values, fetching(bool(values.get("download", True))):
+    # an upload asks the network, whatever may be fetched: `pubsel export` reads no weights but those of the run
+    with (
+        read(command, renamed(command, words), folders) as values,
+        fetching(bool(values.get("download", True) or values.get("hub"))),
+    ):
         yield values
 
 

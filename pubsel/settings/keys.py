@@ -36,6 +36,9 @@ Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 
 
+Interpolation = Enum("Interpolation", ["bilinear", "bicubic"])
+
+
 Take = Enum("Take", ["test", "train"])
 
 
@@ -267,6 +270,7 @@ class Backbone:
     std: list[float] | None = setting(
         f"standard deviation of each channel, {ABOUT_SCALE}", over=0, at_most=1, default=None
     )
+    interpolation: Interpolation | None = setting("how images are resized", default=None)
     scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
 
 
@@ -553,7 +557,10 @@ class AttackConfig(Common):
 class FitConfig(Common, Read):
     """`pubsel fit`."""
 
-    private: str = setting("your images: a folder, a CSV of paths and labels, an npz, or a name in conf/dataset")
+    private: str = setting(
+        "your images: a folder, a table of paths and labels, an npz, or a name in conf/dataset; or rows of numbers: a "
+        "table, an npz or npy file"
+    )
     public: list[Any] | None = setting(
         "public data that may help: names or paths; one of them is chosen privately, or none; null: there are none"
     )
@@ -565,10 +572,11 @@ class FitConfig(Common, Read):
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
     features: str | None = setting(
-        "features that the model is trained on: a name in conf/model, or hf:NAME or hf:./FOLDER for texts; null: "
-        "scattering for grey images, otherwise resnet50_sl, or scattering if its published weights are not at hand; "
-        "rows for tables and texts"
+        "features that the model is trained on: a name that pubsel models lists, or a folder or a file of weights; or, "
+        "for texts, hf:NAME or hf:./FOLDER; null: scattering for grey images, otherwise resnet50_sl, or scattering if "
+        "its published weights are not at hand"
     )
+    checkpoint: str | None = setting("features=NAME: a file of its weights instead of the published ones")
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
     choice: float = setting("share of epsilon for choosing the public data", over=0, below=1)
     held_out: float = setting(
@@ -619,6 +627,9 @@ class ExportConfig:
     to: str = setting("the folder to make; it may not exist yet, or must be empty", neutral=True)
     format: Format = setting("safetensors; onnx: the network as model.onnx too, for programs without torch")
     anyway: bool = setting("export a model that no guarantee covers; the card and the privacy page say so on top")
+    hub: str | None = setting(
+        "OWNER/NAME: upload the folder to this repository of Hugging Face too; a new one is private", default=None
+    )
     results: str = setting("folder with the runs", neutral=True)
     data_root: str = setting("folder with the data, and with files of weights", neutral=True)
     download: bool = setting("fetch published weights", neutral=True)
@@ -703,6 +714,15 @@ class DataConfig(Read):
 
 
 @dataclass
+class ModelsConfig:
+    """`pubsel models`."""
+
+    pattern: str | None = setting("a part of a name, or a pattern with * and ?; null: the names in conf/model")
+    data_root: str = setting("folder with the data, and with files of weights", neutral=True)
+    debug: bool = setting("show the traceback of an error", neutral=True)
+
+
+@dataclass
 class PoolConfig:
     """`pubsel pool`."""
 
@@ -780,5 +800,6 @@ SCHEMAS: dict[str, type] = {
     "report": ReportConfig,
     "runs": RunsConfig,
     "data": DataConfig,
+    "models": ModelsConfig,
     "pool": PoolConfig,
 }

@@ -1,0 +1,137 @@
+"""Data that a program has in memory: held under a name by their content, for as long as a command reads them.
+
+The name is that of a table that is in no folder, so that all rules for a user's own data hold for it. Rows become a
+table, whose columns are called "0", "1", ... if they have no names; images and their paths become a source of images.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from torch import Tensor
+
+from pubsel.files import digest
+from pubsel.messages import UsageError
+
+LABEL, PERSON, PATH = "label of a row", "person", "path"  # columns that are added to a table
+
+
+class Held(NamedTuple):
+    """Private or public examples in memory. frame: a table, with labels and people; or x: images, uint8 [n, c, h, w],
+    whose table has these alone."""
+
+    frame: pd.DataFrame
+    x: Tensor | None = None
+
+    @property
+    def key(self) -> str:
+        """Return a digest of the content."""
+        images = [] if self.x is None else [f"{tuple(self.x.shape)}", self.x.contiguous().numpy()]
+        values = pd.util.hash_pandas_object(self.frame.astype(str), index=False).to_numpy()
+        return digest([*map(str, self.frame.columns), values, *images])
+
+
+_HELD: dict[str, Held] = {}
+
+
+def held(name: str | Path) -> Held | None:
+    """Return what is held under a name; None: nothing is."""
+    return _HELD.get(str(name))
+
+
+@contextmanager
+def holding(*several: Held | None) -> Iterator[list[str]]:
+    """Hold examples inside, and return their names."""
+    names = [str(Path("in_memory") / f"{each.key}.parquet") for each in several if each is not None]
+    _HELD.update(zip(names, (each for each in several if each is not None), strict=True))
+    try:
+        yield list(names)
+    finally:
+        for name in names:
+            _HELD.pop(name, None)
+
+
+def examples_in(x: Any, y: Any = None, groups: Any = None) -> Held:
+    """Return examples as they are held. x: rows of numbers (an array, a tensor or a sparse matrix [n, d], a pandas
+    table), images (uint8 arrays or PIL images of one size, or a tensor [n, c, h, w]), paths of images, or a data set of
+    torch or of Hugging Face, of which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a
+    column; None: they are in x. groups: whose each example is, [n]. UsageError if it is of another kind."""
+    if hasattr(x, "__getitem__") and hasattr(x, "__len__") and y is None and not isinstance(x, pd.DataFrame):
+        x, y = _of_items(x)
+    if isinstance(x, pd.DataFrame):
+        frame, images = x.rename(columns=str).reset_index(drop=True), None
+        if isinstance(y, str):
+            y, frame = frame[y], frame.drop(columns=y)
+    else:
+        frame, images = _of_arrays(x)
+    n = len(frame) if images is None else len(images)
+    for column, values in ((LABEL, y), (PERSON, groups)):
+        if values is None:
+            continue
+        values = np.asarray(values)
+        if len(values) != n:
+            raise UsageError(f"{'y' if column == LABEL else 'groups'}: {len(values)} for {n} examples: give one each")
+        if values.ndim == 2:
+            names = [f"{LABEL} {i}" for i in range(values.shape[1])]
+            frame = pd.concat([frame, pd.DataFrame(values.astype(np.int64), columns=names)], axis=1)
+        else:
+            frame = frame.assign(**{column: values})
+    return Held(frame, images)
+
+
+def labels_of(frame: pd.DataFrame) -> str | list[str] | None:
+    """Return the column of labels, or those of 0 and 1 if an example may have several; None: it has none."""
+    several = [name for name in frame if name.startswith(f"{LABEL} ")]
+    return several or (LABEL if LABEL in frame else None)
+
+
+def _of_items(data: Any) -> tuple[list[Any], list[Any]]:
+    """Return examples and labels of the items of a data set: pairs, or values by name. UsageError if they are none."""
+    items = [data[i] for i in range(len(data))]
+    if items and isinstance(items[0], dict):
+        names = [name for name in items[0] if name in ("label", "labels", "y", "target")]
+        others = [name for name in items[0] if name not in names]
+        if len(names) == 1 and len(others) == 1:
+            return [item[others[0]] for item in items], [item[names[0]] for item in items]
+    if items and isinstance(items[0], tuple | list) and len(items[0]) == 2:
+        return [item[0] for item in items], [int(item[1]) for item in items]
+    raise UsageError("y: none given: give labels, or a data set of pairs of an example and its label")
+
+
+def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
+    """Return the table of rows or paths, or images."""
+    if hasattr(x, "toarray"):
+        x = x.toarray()
+    if isinstance(x, Sequence) and x and all(isinstance(each, str | Path) for each in x):
+        return pd.DataFrame({PATH: [str(Path(each).expanduser().resolve()) for each in x]}), None
+    channels_first = isinstance(x, Tensor) and x.dim() == 4
+    if isinstance(x, Sequence) and x and isinstance(x[0], Tensor):
+        x, channels_first = torch.stack(list(x)), x[0].dim() == 3
+    if isinstance(x, Sequence) and x and isinstance(x[0], Image.Image):
+        if len({(image.size, image.mode == "L") for image in x}) > 1:
+            raise UsageError("x: images of several sizes or colours: give the paths of their files")
+        x = [np.asarray(image if image.mode == "L" else image.convert("RGB")) for image in x]
+    try:
+        array = x.cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        array = array.astype(np.float64) if array.dtype == object else array
+    except (ValueError, TypeError):
+        array = np.zeros(0)
+    if array.ndim == 2 and array.dtype.kind in "fiub":
+        return pd.DataFrame(array, columns=[str(i) for i in range(array.shape[1])]), None
+    if array.dtype == np.uint8 and array.ndim in (3, 4):
+        images = torch.from_numpy(np.ascontiguousarray(array))
+        if images.dim() == 3:
+            images = images[:, None]
+        elif not channels_first:
+            images = images.movedim(-1, 1).contiguous()
+        if images.shape[1] in (1, 3):
+            return pd.DataFrame(index=range(len(images))), images
+    raise UsageError(
+        f"x: {type(x).__name__} of {array.dtype} {list(array.shape)}: give rows of numbers [n, d], images as uint8 "
+        "[n, h, w] or [n, h, w, 3], PIL images, paths, or a pandas table"
+    )

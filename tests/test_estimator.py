@@ -1,0 +1,198 @@
+"""Data in memory: `pubsel.fit`, its release, and the estimator of scikit-learn."""
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.sparse import csr_matrix
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import check_estimator
+from torch.utils.data import TensorDataset
+
+import pubsel
+from pubsel.data import memory
+from pubsel.messages import UsageError, UserError
+from pubsel.sklearn import PrivateClassifier
+from tests.made import picture
+
+X, Y = load_breast_cancer(return_X_y=True)
+DIGITS = load_digits()
+IMAGES, DIGIT = (DIGITS.images * 15).astype(np.uint8), DIGITS.target
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def lines():
+    """The lines of all ledgers here."""
+    return [
+        json.loads(line)
+        for path in Path("results/ledger").glob("*.jsonl")
+        for line in path.read_text().split("\n")
+        if line
+    ]
+
+
+def test_five_lines_give_a_release_that_may_be_given_away(tmp_path):
+    release = pubsel.fit(X[:450], Y[:450], epsilon=1)
+    assert (release.predict(X[450:]) == Y[450:]).mean() > 0.85
+    assert release.predict_proba(X[450:]).shape == (119, 2)
+    assert release.privacy["epsilon"] <= 1
+    assert "private rows, which their owner does not name" in release.card
+    assert not {"utility", "on_test", "notes"} & release.record.keys()
+
+    # all rows are trained on, the ledger has the release, and nothing else is written
+    assert release.record["private_examples"] == 450
+    assert [line["epsilon"] for line in lines()] == [release.privacy["epsilon"]]
+    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+    assert {path.name for path in Path("results").iterdir()} == {"ledger"}
+
+    # the folder, once it is saved, is that of the command
+    release.save("given")
+    assert {path.name for path in Path("given").iterdir()} == {
+        "model.safetensors",
+        "config.json",
+        "README.md",
+        "privacy.html",
+    }
+    again = pubsel.load("given").predict(pd.DataFrame(X[450:], columns=map(str, range(30))))
+    assert again.answers == release.predict(X[450:]).astype(str).tolist()
+    with pytest.raises(UsageError, match="it is there already"):
+        release.save("given")
+    assert "in_memory" not in "".join(path.read_text(errors="replace") for path in Path("given").iterdir())
+
+
+def test_the_same_rows_again_are_another_release_of_the_same_data():
+    for _ in range(2):
+        pubsel.fit(X, Y, epsilon=0.5)
+    assert len(lines()) == 2
+    assert len({line["release"] for line in lines()}) == 2
+    assert len([*Path("results/ledger").glob("*.jsonl")]) == 1
+
+
+def kinds():
+    frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"])
+    yield "table", frame, Y
+    yield "table with its label", frame.assign(diagnosis=np.where(Y, "benign", "malignant")), "diagnosis"
+    yield "tensor", torch.from_numpy(X).float(), torch.from_numpy(Y)
+    yield "half", X.astype(np.float16), Y.tolist()
+    yield "sparse", csr_matrix(X), Y
+    yield "words", X, np.where(Y, "yes", "no")
+    yield "missing", np.where(X > 1000, np.nan, X), Y
+    yield "bool", X, Y.astype(bool)
+    yield "minus one", X, 2 * Y - 1
+    yield "images", IMAGES, DIGIT
+    yield "tensor of images", torch.from_numpy(np.repeat(IMAGES[:, None], 3, axis=1)), DIGIT
+    yield "data set", TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(Y)), None
+
+
+@pytest.mark.parametrize(("kind", "x", "y"), [pytest.param(*each, id=each[0]) for each in kinds()])
+def test_what_a_program_has_is_taken(kind, x, y):
+    release = pubsel.fit(x, y, epsilon=5)
+    if kind == "data set":
+        x, y = X.astype(np.float32), Y
+    labels = x[y].to_numpy() if isinstance(y, str) else np.asarray(y)
+    answers = release.predict(x)
+    assert isinstance(answers[0], str) == isinstance(labels[0], str)
+    assert (answers == labels).mean() > 0.8
+    assert set(release.classes.tolist()) == set(labels.tolist())
+
+
+def test_paths_and_lists_of_images_are_taken(tmp_path):
+    from PIL import Image
+
+    paths = [tmp_path / "images" / f"{i}.png" for i in range(60)]
+    for i, path in enumerate(paths):
+        picture(path, 120 * (i % 2) + i, (8, 8), "L")
+    release = pubsel.fit(paths, [i % 2 for i in range(60)], epsilon=5, delta=1e-3)
+    assert len(release.predict([str(path) for path in paths[:5]])) == 5
+    assert release.record["private_examples"] == 60
+    images = [Image.open(path).copy() for path in paths]
+    assert len(pubsel.fit(images, [i % 2 for i in range(60)], epsilon=5, delta=1e-3).predict(images[:3])) == 3
+
+
+def test_public_rows_and_groups(tmp_path):
+    release = pubsel.fit(X[:400], Y[:400], public=(X[400:], Y[400:]), public_labels="given", groups=np.arange(400) // 2)
+    assert release.record["private_units"] == 200
+    assert "for a person" in release.privacy["statement"]
+    assert release.record["public"] is None or release.record["public"].startswith("in_memory")
+    named = pubsel.fit(IMAGES, DIGIT, public=["photo_patches", IMAGES[:200]], epsilon=3)
+    assert (named.predict(IMAGES) == DIGIT).mean() > 0.8
+
+
+def test_several_labels_an_example():
+    several = np.stack([Y, X[:, 0] > 14], axis=1).astype(int)
+    release = pubsel.fit(X, several, epsilon=5)
+    assert release.predict(X).shape == several.shape
+    assert (release.predict(X) == several).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (X, Y[:-1], "y: 568 for 569 examples"),
+        (X, None, "y: none given"),
+        (X[:, 0], Y, "give rows of numbers"),
+        ([["a", "b"]] * 569, Y, "give rows of numbers"),
+        (IMAGES.astype(float), DIGIT, "give rows of numbers"),
+        (X, np.zeros(569), "one class"),
+        (X, X[:, 0], "more classes|classes of"),
+        (X, np.where(Y, "cat", "Cat "), "one class|differ in how they are written"),
+        (X, [None] * 569, "no row has a label|one class"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_and_nothing_is_spent(tmp_path, x, y, message):
+    with pytest.raises((UsageError, UserError), match=message):
+        pubsel.fit(x, y, epsilon=1)
+    assert not lines()
+    assert not memory._HELD
+
+
+# The estimator
+
+
+def test_the_estimator_is_one_of_scikit_learn():
+    frame = pd.DataFrame(X, columns=[f"c{i}" for i in range(30)])
+    model = make_pipeline(FunctionTransformer(), PrivateClassifier(epsilon=2.0))
+    model.fit(frame[:450], np.where(Y[:450], "b", "m"))
+    assert model.score(frame[450:], np.where(Y[450:], "b", "m")) > 0.85
+    assert model.classes_.tolist() == ["b", "m"]
+    assert np.allclose(model.predict_proba(frame[450:]).sum(1), 1)
+    assert clone(model[-1]).get_params() == model[-1].get_params()
+    assert model[-1].release_.privacy["epsilon"] <= 2
+
+
+def test_several_fits_warn_that_their_epsilons_add_up(monkeypatch):
+    monkeypatch.setattr(PrivateClassifier, "_fits", 0)
+    with pytest.warns(UserWarning, match="each fit is a release of its data, and their epsilons add up") as caught:
+        scores = cross_val_score(PrivateClassifier(epsilon=5.0), X, Y, cv=3)
+    assert len([warning for warning in caught if "epsilons add up" in str(warning.message)]) == 1
+    assert scores.mean() > 0.85
+    assert len(lines()) == 3
+
+
+NOISE = "two fits of one data set draw different noise"
+
+
+@pytest.mark.slow
+def test_the_checks_of_scikit_learn_pass_but_for_those_that_noise_forbids():
+    expected = dict.fromkeys(
+        ("check_classifier_data_not_an_array", "check_supervised_y_2d", "check_fit_idempotent"), NOISE
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checks = check_estimator(
+            PrivateClassifier(epsilon=50.0, delta=1e-3), expected_failed_checks=expected, on_fail=None, on_skip=None
+        )
+    assert [check["check_name"] for check in checks if check["status"] == "failed"] == []
+    assert sum(check["status"] == "passed" for check in checks) > 40

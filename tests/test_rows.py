@@ -1,0 +1,405 @@
+"""Rows of numbers as data: how tables and arrays are read, columns in one scale, and a release that reads the same."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_breast_cancer
+
+import pubsel
+from pubsel.algorithms import Facts, Frozen, columns
+from pubsel.data import load, open_dataset
+from pubsel.data.vectors import Field, as_rows
+from pubsel.messages import UsageError, UserError
+from pubsel.privacy import accountant
+from pubsel.settings.keys import Pair, Read, Scale
+from pubsel.training.loop import noisy_sum
+from tests.made import build, done, failed, hurtful, secret
+
+ROWS = "model=rows algorithm=whitened_head pair.public=null".split()
+
+
+def table(path, frame):
+    """Write a table, and return its path."""
+    frame.to_csv(path, index=False)
+    return str(path)
+
+
+def people(n, seed=0):
+    """A table of n people whose columns differ by orders."""
+    draw = np.random.RandomState(seed)
+    frame = pd.DataFrame({"age": draw.randint(18, 90, n), "income": np.exp(draw.randn(n) + 10).round()})
+    frame["tiny"] = 1e-4 * draw.randn(n)
+    frame["label"] = np.where(frame["age"] + 20 * (frame["income"] > 22000) + 1e5 * frame["tiny"] > 64, "yes", "no")
+    return frame
+
+
+def read(path, unit=None, **rules):
+    return open_dataset(path, "", False, unit, read=Read(**rules))
+
+
+# Columns
+
+
+@pytest.mark.attack
+def test_no_row_moves_the_histogram_by_more_than_it_declares():
+    release = columns.released(5, 7, 0.1, 1.0)
+    rows = torch.cat([hurtful(7), torch.full((1, 7), 2.0**0.5), torch.zeros(1, 7)])
+    whole = release.clipped_sum(rows)
+    assert release.sensitivity == math.sqrt(5)
+    for i in range(len(rows)):
+        others = release.clipped_sum(torch.cat([rows[:i], rows[i + 1 :]]))
+        assert float((whole - others).norm()) <= release.sensitivity
+    assert float((whole - release.clipped_sum(rows[:-1])).norm()) == release.sensitivity  # it is reached
+    assert release.size == whole.numel()
+
+
+def test_the_scale_of_a_column_is_found_whatever_its_unit():
+    draw = np.random.RandomState(0)
+    x = torch.from_numpy(np.stack([1e5 + 1e4 * draw.randn(5000), 1e-3 * draw.rand(5000), -7 * np.ones(5000)], axis=1))
+    x[:20, 0] = 1e12  # a few that are wrong
+    x[20:2000, 1] = math.nan
+    centre, scale, limit = columns.scaling_of(columns.counts_in_bins(x))
+    assert limit == columns.LIMIT
+    torch.testing.assert_close(centre[:2], torch.tensor([1e5, 5e-4]), rtol=0.1, atol=0)
+    torch.testing.assert_close(scale[:2], torch.tensor([1e4, 2.9e-4]), rtol=1, atol=0)
+    assert abs(float(centre[2]) + 7) < 1.5
+    scaled = Frozen().scaled((centre, scale, limit))(x.float())
+    assert scaled.abs().max() <= columns.LIMIT
+    assert (scaled[20:2000, 1] == 0).all()
+
+
+@pytest.mark.attack
+def test_counts_of_noise_alone_are_no_scale():
+    """With the noise of the plan, the scale of 1,000 rows is that without noise, to a factor of two."""
+    x = torch.from_numpy(np.random.RandomState(1).randn(1000, 4) * [1e-3, 1.0, 1e3, 1e6])
+    release = columns.released(4, 4, 0.2, 1.0)
+    exact = columns.by_public(x, 4)[1]
+    for i in range(5):
+        noisy = noisy_sum(release, x, 1 / 0.2, secret("x", i))
+        assert ((noisy.scale / exact).log2().abs() < 1.5).all()
+
+
+def test_one_plan_pays_for_the_histogram_and_the_steps(tmp_path, cli):
+    path = table(tmp_path / "t.csv", people(400))
+    done(cli, "run", *ROWS, f"pair.private={path}", "epsilon=1", "privacy.secure_noise=true")
+    record = pubsel.load(next((tmp_path / "results" / "runs").iterdir()))
+    privacy, derived = record["privacy"], record["derived"]
+    steps, first = derived["steps"], derived["steps_of_histogram"]
+    assert first == round(steps * 0.15 / 0.85)
+    assert privacy["steps"] == steps + first
+    assert "parts" not in privacy
+    mu = math.sqrt(steps + first) / privacy["noise_multiplier"]
+    assert accountant.gaussian_epsilon(mu, 1e-5) == pytest.approx(privacy["epsilon"])
+    assert privacy["epsilon"] <= 1
+
+    # the ledger has it once
+    (ledger,) = (tmp_path / "results" / "ledger").glob("*.jsonl")
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert [line["epsilon"] for line in lines if line["state"] == "begun"] == [privacy["epsilon"]]
+
+
+def test_the_histogram_has_the_noise_of_its_share():
+    algorithm = build("whitened_head").derived(Facts(n=5000, d=3, mu=0.3, raw=3))
+    assert algorithm.scales
+    share = algorithm.first_steps / (algorithm.first_steps + algorithm.steps)
+    assert share == pytest.approx(columns.SHARE, abs=0.02)
+    assert algorithm.mu == pytest.approx(0.3 * math.sqrt(0.85))
+    assert not build("whitened_head").derived(Facts(n=5000, d=3, mu=0.3, raw=0)).scales  # all have bounds
+    assert not build("whitened_head").derived(Facts(n=5000, d=3, mu=0.3)).scales  # features
+    assert not build("whitened_head").derived(Facts(n=20, d=3, mu=0.3, raw=3)).scales  # too few for the noise
+    assert not build("whitened_head").derived(Facts(n=5000, d=3, m=100, mu=0.3, raw=3)).scales  # public rows
+
+
+def test_public_rows_give_the_scale():
+    x = torch.from_numpy(np.random.RandomState(0).randn(200, 3) * [1e-3, 1.0, 1e6]).float()
+    algorithm = build("whitened_head", k=3).derived(Facts(n=5000, d=3, m=200, mu=0.3, raw=2))
+    frozen = algorithm.frozen(pubsel.data.Split(x, torch.zeros(200).long()), 3, lambda *_: None)
+    assert not frozen.root
+    torch.testing.assert_close(frozen.scale[:2], torch.tensor([1e-3, 1.0]), rtol=0.3, atol=0)
+    assert frozen.scale[2] == 1  # it has one already
+    assert frozen(x).norm(dim=1).allclose(torch.tensor(frozen.length))
+
+
+# Reading
+
+
+def test_a_table_of_numbers_is_read_by_its_columns(tmp_path):
+    frame = people(300)
+    frame.insert(0, "id", range(300))
+    frame.insert(1, "sex", ["f", "M", " m"] * 100)
+    frame.loc[:59, "income"] = math.nan
+    path, bounds = table(tmp_path / "t.csv", frame), tmp_path / "bounds.json"
+    with pytest.raises(UserError, match=r"1 columns have words: sex .such as 'f, M, ...'"):
+        load(Pair(private=path, public=None, m=1), "", False)
+
+    bounds.write_text(json.dumps({"sex": ["f", "m"], "age": [0, 100]}))
+    source = read(path, bounds=str(bounds))
+    kinds = [(f.name, f.word, f.missing, f.least) for f in source.columns]
+    assert kinds == [
+        ("income", None, False, None),
+        ("tiny", None, False, None),
+        ("age", None, False, 0.0),
+        ("sex", "f", False, None),
+        ("sex", "m", False, None),
+        ("income", None, True, None),
+    ]
+    assert source.raw == 2
+    assert source.names == ("no", "yes")
+    x = torch.cat([source.train.x, source.test.x])
+    assert int(x[:, 5].sum()) == int(x[:, 0].isnan().sum()) == 60
+    assert float(x[:, 3].sum()) == 100
+    assert float(x[:, 4].sum()) == 200  # in any case, with blanks
+    assert sorted(x[:, 2].tolist()) == pytest.approx(sorted(frame["age"] / 50 - 1), abs=1e-6)
+
+
+def test_what_names_people_is_no_feature(tmp_path):
+    frame = people(200)
+    frame["patient_id"] = np.arange(200) // 4
+    path = table(tmp_path / "t.csv", frame)
+    with pytest.raises(UserError, match=r"column patient_id names people, and is left out: set pair\.unit=patient_id"):
+        load(Pair(private=path, public=None, m=1), "", False)
+    assert [field.name for field in read(path).columns] == ["age", "income", "tiny"]
+    source = read(path, "patient_id")
+    assert [field.name for field in source.columns] == ["age", "income", "tiny"]
+    assert not set(source.groups[0].tolist()) & set(source.groups[1].tolist())
+
+
+@pytest.mark.parametrize(("delimiter", "suffix"), [(",", "csv"), (";", "csv"), ("\t", "tsv")])
+def test_missing_numbers_in_any_word_are_missing(tmp_path, delimiter, suffix):
+    path = tmp_path / f"t.{suffix}"
+    words = ["1.5", "?", "NA", "", "nan", "-", "inf", "2e3"]
+    rows = [delimiter.join([word, str(i), "ab"[i % 2]]) for i, word in enumerate(words * 10)]
+    path.write_text("\n".join([delimiter.join(["x", "n", "Class"]), *rows]) + "\n", encoding="utf-8-sig")
+    source = read(str(path), scale=Scale.private)
+    x = torch.cat([source.train.x, source.test.x])
+    assert [field.name for field in source.columns] == ["x", "n", "x"]
+    assert int(x[:, 0].isnan().sum()) == 60 == int(x[:, 2].sum())
+    assert set(x[:, 0][~x[:, 0].isnan()].tolist()) == {1.5, 2000.0}
+
+
+def test_parquet_and_lists_of_numbers_are_read(tmp_path):
+    pytest.importorskip("pyarrow")
+    draw = np.random.RandomState(0)
+    frame = pd.DataFrame({"embedding": list(draw.randn(60, 4).astype("float32")), "label": [0, 1] * 30})
+    frame.to_parquet(tmp_path / "t.parquet")
+    source = read(str(tmp_path / "t.parquet"))
+    assert source.train.x.shape[1] == 4
+    assert [field.name for field in source.columns] == [f"embedding[{i}]" for i in range(4)]
+    frame.at[3, "embedding"] = np.zeros(3, "float32")
+    frame.to_parquet(tmp_path / "u.parquet")
+    with pytest.raises(UserError, match="lists in column embedding are not of equal length"):
+        read(str(tmp_path / "u.parquet"))
+
+
+X = np.random.RandomState(0).randn(50, 3).astype("float32")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "uint8"])
+@pytest.mark.parametrize("names", [("x", "y"), ("features", "labels"), ("embeddings", "target"), ("X", "Y")])
+def test_arrays_are_features_as_they_are(tmp_path, dtype, names):
+    x, y = (10 * X).astype(dtype), np.arange(50) % 3
+    np.savez(tmp_path / "a.npz", **dict(zip(names, (x, y), strict=True)))
+    source = read(str(tmp_path / "a.npz"))
+    assert (source.raw, source.columns, source.classes) == (None, (), 3)
+    both = torch.cat([source.train.x, source.test.x])
+    assert both.dtype == torch.float32
+    np.testing.assert_array_equal(np.sort(both.numpy(), axis=0), np.sort(x.astype("float32"), axis=0))
+
+
+def test_parts_of_arrays_are_those_of_their_owner(tmp_path):
+    parts = {"x_train": X, "y_train": ["a", "b"] * 25, "X_val": X[:9] + 1, "y_val": ["a"] * 9}
+    np.savez(tmp_path / "a.npz", **parts, x_test=X[:7] + 2, y_test=["b"] * 7)
+    source = read(str(tmp_path / "a.npz"))
+    assert (len(source.train.x), len(source.test.x), source.names) == (50, 16, ("a", "b"))
+    assert source.test.y.sum() == 7
+
+
+def test_npy_files_and_folders_have_labels_next_to_them(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(UserError, match=r"no labels: save one for each row as labels\.npy next to it"):
+        read(str(tmp_path / "x.npy"))
+    np.save(tmp_path / "labels.npy", np.arange(50) % 2)
+    one = read(str(tmp_path / "x.npy"))
+    assert len(one.train.x) + len(one.test.x) == 50
+
+    folder = tmp_path / "laion"
+    (folder / "img_emb").mkdir(parents=True)
+    for i, part in enumerate(np.array_split(X, 3)):
+        np.save(folder / "img_emb" / f"img_emb_{i}.npy", part.astype("float16"))
+    np.save(folder / "labels.npy", np.arange(50) % 2)
+    several = read(str(folder))
+    assert len(several.train.x) + len(several.test.x) == 50
+    assert several.train.x.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": X, "y": np.zeros(49, int)}, "y has 49 labels for 50 rows"),
+        ({"x": X.astype(complex), "y": np.zeros(50, int)}, r"not rows of numbers \[n, d\]: write images by"),
+        ({"x": X, "y": X[:, 0]}, r"labels are integers or texts"),
+        (
+            {"x_train": X, "y_train": np.zeros(50, int), "x_test": X[:, :2], "y_test": np.zeros(50, int)},
+            "differ in how",
+        ),
+        ({"x": np.where(X > 2, math.nan, X), "y": np.arange(50) % 2}, "rows have numbers that are missing or infinite"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(UserError, match=message):
+        load(Pair(private=str(tmp_path / "a.npz"), public=None, m=1), "", False)
+
+
+def test_bounds_of_an_array_are_of_all_its_numbers(tmp_path):
+    np.savez(tmp_path / "a.npz", x=X * 100, y=np.arange(50) % 2)
+    source = read(str(tmp_path / "a.npz"), bounds=[-100, 300])
+    assert source.raw == 0
+    both = torch.cat([source.train.x, source.test.x])
+    assert float(both.min()) == -1
+    np.testing.assert_allclose(sorted(both[:, 1]), sorted(((X[:, 1] * 100 + 100) / 200 - 1).clip(-1, 1)), atol=1e-6)
+    for bounds in ([3], [2, 1], "bounds.json", [0, math.inf]):
+        with pytest.raises(UsageError, match="bounds="):
+            read(str(tmp_path / "a.npz"), bounds=bounds)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"age": [9]}', '{"age": "x"}', "[1, 2]", '{"age": [2, 1]}', "{", '{"other": [0, 1]}']
+)
+def test_bounds_that_are_none_are_refused(tmp_path, text):
+    path = table(tmp_path / "t.csv", people(40))
+    (tmp_path / "bounds.json").write_text(text)
+    with pytest.raises(UserError, match=r"bounds"):
+        read(path, bounds=str(tmp_path / "bounds.json"))
+
+
+# Sides
+
+
+@pytest.mark.attack
+@settings(
+    max_examples=30,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), min_size=20, max_size=60),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1.0, 0.6]),
+    st.booleans(),
+)
+def test_without_one_row_no_other_moves_though_many_are_equal(tmp_path, rows, validation, share, taken):
+    """Equal rows may be of different people: each is a unit, and the others stay, as a list in which order is none."""
+
+    def sides_of(some):
+        x = np.array([[value] * 2 for value, _ in some], dtype="float32")
+        np.savez(tmp_path / "a.npz", x=x, y=np.array([label for _, label in some]))
+        pair = Pair(str(tmp_path / "a.npz"), None, 1, validation=validation, private_share=share)
+        task = load(pair, "", False)
+        return [
+            sorted(zip(split.x[:, 0].tolist(), split.y.tolist(), strict=True))
+            for split in (task.private, task.test, *([task.validation] if validation else []))
+        ]
+
+    try:
+        whole = sides_of(rows)
+        left = sides_of(rows[1:])
+    except UserError:
+        return
+    gone = (float(rows[0][0]), rows[0][1])
+    missing = [gone for before, after in zip(whole, left, strict=True) if len(before) > len(after)]
+    assert len(missing) <= 1
+    for before, after in zip(whole, left, strict=True):
+        assert before == sorted([*after, gone]) or before == after
+
+
+def test_equal_rows_are_no_copies(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((200, 2), "float32"), y=np.arange(200) % 2)
+    task = load(Pair(str(tmp_path / "a.npz"), None, 1), "", False)
+    assert len(task.private.x) + len(task.test.x) == 200
+    assert 20 < len(task.test.x) < 60
+    assert task.findings == ()
+
+
+# From a table to a release
+
+
+def test_a_release_reads_the_tables_that_it_was_made_of(tmp_path, cli):
+    frame = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "diagnosis"})
+    new, path = frame[450:], table(tmp_path / "cancer.csv", frame[:450])
+    out, err = done(cli, "fit", path, "epsilon=3")
+    assert "rows: 30 columns, 30 of them without bounds, 2 classes" in err
+    assert "it is of other rows than the weights" in err
+    assert "test rows: accuracy" in out
+    card = (tmp_path / "release" / "README.md").read_text()
+    assert "pipeline_tag: tabular-classification" in card
+    assert "private rows, which their owner does not name" in card
+    page = (tmp_path / "release" / "privacy.html").read_text()
+    assert "the names of columns" in page
+    assert "with all its copies" not in page
+
+    # by name, in any order, with columns that it does not know, from a file or a program
+    release = pubsel.load("release")
+    answers = release.predict(new)
+    assert (np.array(answers.answers) == new["diagnosis"].astype(str)).mean() > 0.85
+    table(tmp_path / "new.csv", new[new.columns[::-1]].assign(more="x"))
+    done(cli, "predict", "release", "new.csv", "to=a.csv")
+    assert pd.read_csv("a.csv")["class"].astype(str).tolist() == answers.answers
+
+    for wrong, message in (
+        (new.drop(columns="mean area"), "no column mean area, which this model was trained on"),
+        (new.to_numpy()[:, :30], "this model takes a table with the columns mean radius"),
+        (np.zeros((3, 4, 4), np.uint8), "was trained on rows of numbers"),
+    ):
+        with pytest.raises(UserError, match=message):
+            release.predict(wrong)
+
+
+def test_a_release_of_features_reads_features(tmp_path, cli):
+    y = np.arange(400) % 2
+    x = np.random.RandomState(0).randn(400, 5) + y[:, None]
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    done(cli, "fit", "./a.npz", "epsilon=3")
+    np.save(tmp_path / "new.npy", x)
+    done(cli, "predict", "release", "new.npy", "to=a.csv")
+    answers = pd.read_csv("a.csv")["class"]
+    assert (answers == y).mean() > 0.8
+    assert pubsel.load("release").predict(torch.from_numpy(x)).answers == answers.astype(str).tolist()
+    assert pubsel.load("release").predict(x[0]).answers == [str(answers[0])]
+    assert "how many numbers a row has" in (tmp_path / "release" / "privacy.html").read_text()
+
+
+def test_public_tables_are_read_by_the_private_columns(tmp_path, cli):
+    private = table(tmp_path / "t.csv", people(800))
+    public = people(300, seed=1)[["label", "tiny", "income", "age"]].assign(more=1.0)
+    table(tmp_path / "p.csv", public)
+    out, err = done(cli, "fit", private, "public=[./p.csv]", "epsilon=3")
+    assert "./p.csv (300 rows), or none: chosen privately" in err
+    assert "public data, chosen privately: ./p.csv" in out
+    table(tmp_path / "q.csv", public.drop(columns="income"))
+    err = failed(cli, "fit", private, "public=[./q.csv]", "epsilon=3", "to=other", code=1)
+    assert "no column income, which the private table has" in err
+
+
+def test_a_network_for_images_takes_no_rows(tmp_path, cli):
+    path = table(tmp_path / "t.csv", people(100))
+    err = failed(cli, "run", "model=scattering", *ROWS[1:], f"pair.private={path}", "epsilon=1")
+    assert "set model=rows" in err
+    err = failed(cli, "run", *ROWS, "pair.private=digits", "epsilon=1")
+    assert "has images, and model=rows takes rows of numbers" in err
+
+
+def test_fields_of_a_table_go_to_json_and_back():
+    fields = (Field("a"), Field("b", word="x"), Field("a", missing=True), Field("c", least=0.0, most=2.0))
+    assert tuple(Field.of(json.loads(json.dumps(field.facts()))) for field in fields) == fields
+    frame = pd.DataFrame({"a": [1, None], "b": ["X ", "y"], "c": [1.0, 9.0]})
+    expected = [[1, 1, 0, 0], [math.nan, 0, 1, 1]]
+    np.testing.assert_array_equal(as_rows(frame, fields).numpy(), np.array(expected, dtype="float32"))
