@@ -256,10 +256,11 @@ def check_model(model: Model) -> None:
         raise UsageError("model.bias=false: is for a linear classifier on features: remove it, or give model.backbone")
 
     # pixels are read as they are, and published weights have the names that timm knows
-    if backbone is not None and backbone.architecture in ("pixels", "rows"):
+    of_texts = backbone is not None and backbone.architecture.startswith("hf:")
+    if backbone is not None and (of_texts or backbone.architecture in ("pixels", "rows")):
         of_images = ("input_size", "crop", "mean", "std", "interpolation", "scattering")
         for key in ("checkpoint", "prefix", "options", *of_images):
-            if getattr(backbone, key):
+            if getattr(backbone, key) and not (of_texts and key == "checkpoint"):
                 raise UsageError(f"model.backbone.{key}: architecture={backbone.architecture} ignores it: remove it")
     if backbone is not None and backbone.prefix and not backbone.checkpoint:
         raise UsageError(f"model.backbone.prefix={backbone.prefix}: is for model.backbone.checkpoint=FILE: remove it")

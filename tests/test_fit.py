@@ -356,7 +356,7 @@ def test_each_setting_reaches_the_run_and_changes_nothing_else():
 
     # how files are read reaches the run in one group
     of_reading = {"accept": "[conflict]", "skip": "true", "labels": "fold", "size": 9, "channels": 1, "bits": 12}
-    of_reading |= dict.fromkeys(("path", "label", "split"), "column") | {"bounds": "[0,1]", "scale": "none"}
+    of_reading |= dict.fromkeys(("path", "label", "split", "text"), "column") | {"bounds": "[0,1]", "scale": "none"}
     assert of_reading.keys() == {f.name for f in dataclasses.fields(Read)}
     for key, value in of_reading.items():
         assert {path for path, _ in before ^ of_run(**{key: value})} == {f"pair.read.{key}"}

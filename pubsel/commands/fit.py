@@ -94,7 +94,7 @@ def run(settings: FitConfig) -> str:
         common = {key: getattr(settings, key) for key in OF_EXPORT}
         files = made(ExportConfig(**common, run=folder.name, anyway=False))[0]
         write(target, files, settings.to, private=False)
-    return result_text(settings, record, files)
+    return result_text(settings, record, files, task)
 
 
 def _check_same(settings: FitConfig, folder: Path, task: Task) -> None:
@@ -251,10 +251,11 @@ def print_plan(
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
     n, held, test = task.units, task.held_out_units, len(task.test.y)
-    kind = "images" if len(task.shape) == 3 else "rows"
+    kind = "texts" if task.text else "images" if len(task.shape) == 3 else "rows"
+    form = task.form if of_run.model.name == ROWS or kind != "texts" else "by an encoder"
     units = kind if task.people is None else "people"
     yield f"plan for {settings.private}"
-    yield f"  {kind}: {task.form}, {task.classes} classes"
+    yield f"  {kind}: {form}, {task.classes} classes"
     of_people = task.people is not None
     images = len(task.private.y) + (0 if task.validation is None else len(task.validation.y))
     whose = f"of the {n + held:,} people with {images:,} {kind} " if of_people else ""
@@ -319,7 +320,7 @@ def _time(settings: FitConfig, of_run: RunConfig, task: Task, public: int) -> st
     # the first pass warms up, the second is timed
     backbone = of_run.model.backbone
     assert backbone is not None
-    embed, _ = of_images(backbone, task.shape, settings.data_root, choose_device(settings.device))  # type: ignore[arg-type]
+    embed, _ = of_images(backbone, task.shape, settings.data_root, choose_device(settings.device))
     few = task.private.x[:TIMED]
     embed(few)
 
@@ -330,10 +331,11 @@ def _time(settings: FitConfig, of_run: RunConfig, task: Task, public: int) -> st
     return f"  features: {d:,} of each of {n:,} images, {gib(4 * n * d)}, about {duration(seconds)} if none is kept"
 
 
-def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes]) -> str:
+def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, bytes], task: Task) -> str:
     """Return the result in words."""
     chosen, bounds = record["public"], record["utility_interval"]
-    kind, new = ("rows", "new_table.csv") if record["model"] == ROWS else ("images", "./new_images")
+    kind, new = ("images", "./new_images") if len(task.shape) == 3 else ("rows", "new_table.csv")
+    kind = "texts" if task.text else kind
     interval = f" [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else ""
     lines = [f"{settings.to}: {', '.join(files)}"]
     if settings.pool:

@@ -7,6 +7,7 @@ from pubsel.models.encoders import Encoder, encoder
 from pubsel.settings.keys import ModelsConfig
 from pubsel.settings.methods import with_backbone
 
+TEXTS = "text_encoder"  # the option for texts, whose encoders the hub lists
 MOST = 40  # rows, each of a network that is made
 
 
@@ -18,7 +19,7 @@ def run(settings: ModelsConfig) -> str:
     # of a network with published weights each of these is a name
     pattern = settings.pattern or "*"
     pattern = pattern if set("*?[") & set(pattern) else f"*{pattern}*"
-    names = [name for name in with_backbone() if fnmatch(name, pattern)]
+    names = [name for name in with_backbone() if fnmatch(name, pattern) and name != TEXTS]
     if settings.pattern is not None:
         pretrained = timm.list_models(pattern, pretrained=True, exclude_filters="*_enc")
         have = {name.partition(".")[0] for name in pretrained}

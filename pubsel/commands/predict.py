@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel import records
-from pubsel.data.given import IMAGES, Given, as_input, given
+from pubsel.data.given import IMAGES, Given, as_input, at_path, given
 from pubsel.data.images import MOST, NARROW
 from pubsel.files import ProgressLine
 from pubsel.messages import UsageError, UserError, say
@@ -73,7 +73,8 @@ def run(settings: PredictConfig) -> str:
         raise UsageError("pubsel predict RUN IMAGES: give folders, image files, CSV or npz files after the run")
     # nothing that the command reads may be written over
     files = files_of(folder_of(settings.run, Path(settings.results)))
-    images = given(settings.images, takes_of(read_facts(files[1])) if files else IMAGES)
+    takes = takes_of(read_facts(files[1])) if files else IMAGES
+    images = [at_path(name, takes) for name in settings.images]
     output = outputs.output(settings.to, inputs(settings, images))
     classifier = opened(settings)
 
@@ -86,7 +87,7 @@ def run(settings: PredictConfig) -> str:
             table.writerows(map(records.as_cell, row) for row in part.rows(settings.all))
             n += len(part)
     what = "labels" if classifier.multi_label else "classes"
-    kind = "rows" if classifier.takes.rows else "images"
+    kind = "texts" if classifier.takes.text else "rows" if classifier.takes.rows else "images"
     return output.report(f"{settings.to}: {n:,} {kind}, {len(classifier.classes)} {what}")
 
 
@@ -126,7 +127,7 @@ def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterat
         progress.add(seen)
 
 
-def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[list[str], Tensor, int]]:
+def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[list[str], Tensor | list[str], int]]:
     """Yield names, inputs [n, *of.shape] and how many images they are of, a batch at a time: threads read the next one
     while this one is used."""
     # batches of a few megapixels, whatever the size of an image
@@ -134,7 +135,7 @@ def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[l
     listed = (item for part in images for item in part.each())
     left, kept, spans = enumerate(listed), 0, list[tuple[int, int]]()
 
-    waiting: deque[list[tuple[str, Future[Tensor]]]] = deque()
+    waiting: deque[list[tuple[str, Future[Tensor | str]]]] = deque()
     with ThreadPoolExecutor(READERS) as pool:
         try:
             while True:
@@ -142,7 +143,7 @@ def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[l
                 if part:
                     waiting.append(
                         [
-                            (name or str(i), pool.submit(as_input, raw, of.shape, of.bits, spans))
+                            (name or str(i), pool.submit(as_input, raw, of.shape, of.bits, spans, of.takes.text))
                             for i, (name, raw) in part
                         ]
                     )
@@ -156,7 +157,8 @@ def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[l
                 names, inputs = _read(reading, skip)
                 kept += len(names)
                 if names:
-                    yield names, torch.stack(inputs), len(reading)
+                    texts = [raw for raw in inputs if isinstance(raw, str)]
+                    yield names, texts or torch.stack([x for x in inputs if isinstance(x, Tensor)]), len(reading)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     if not kept:
@@ -169,9 +171,9 @@ def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[l
         say(f"warning: {text}, and this model was trained without bits=: convert them to 8 bits, or train with bits=12")
 
 
-def _read(reading: list[tuple[str, Future[Tensor]]], skip: bool) -> tuple[list[str], list[Tensor]]:
+def _read(reading: list[tuple[str, Future[Tensor | str]]], skip: bool) -> tuple[list[str], list[Tensor | str]]:
     """Return names and inputs of a batch, without those that are not readable if `skip`."""
-    names, inputs = list[str](), list[Tensor]()
+    names, inputs = list[str](), list[Tensor | str]()
     for name, future in reading:
         try:
             inputs.append(future.result())

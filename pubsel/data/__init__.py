@@ -54,6 +54,7 @@ from pubsel.data.splits import (
     in_turn,
     listing_in_order,
 )
+from pubsel.data.texts import TextInput, Texts, is_texts, read_texts
 from pubsel.data.unknown import refusal
 from pubsel.data.vectors import Field, Vectors, is_rows, parts_of, read_rows
 from pubsel.files import digest
@@ -103,6 +104,7 @@ class Task(NamedTuple):
     content: str | None = None  # digest of all private examples, before any is left out; None: of a published set
     columns: tuple[Field, ...] = ()  # of a table, if x are its rows, or of features if they are images' or anyone's
     raw: int | None = None  # of a table: how many of the d columns, the first ones, have no known scale
+    text: TextInput | None = None  # if the examples are texts
 
     @property
     def form(self) -> str:
@@ -110,6 +112,8 @@ class Task(NamedTuple):
         if len(self.shape) == 3:
             channels, height, width = self.shape
             return f"{height}x{width}x{channels}"
+        if self.text is not None:
+            return f"{'hashed into' if self.text.hashed else 'features,'} {self.shape[0]:,} numbers"
         numbers = f"{self.shape[0]} {'columns' if self.columns else 'numbers'}"
         return numbers + (f", {self.raw} of them without bounds" if self.raw else "")
 
@@ -292,7 +296,6 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         validation, held_out_people = side(source.train, table.has(Role.held_out)[~table.test], whose)
     test, _ = side(source.test, table.has(Role.test)[table.test])
 
-    same_task = len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets)
     return Task(
         private,
         None if public is None else public.examples,
@@ -300,9 +303,9 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         *source[2:6],
         tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
         validation,
-        same_task,
+        len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets),
         same_classes=all(_same_classes(name, pair.private, data_root) for name in sets),
-        shape=_shape(opened),
+        shape=_shape(opened) if opened.images.texts is None else tuple(opened.used.train.x.shape[1:]),
         names=source.names or class_names(pair.private, data_root),
         weights=source.weights,
         pool=() if public is None else public.each,
@@ -313,6 +316,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         content=content,
         columns=source.columns,
         raw=source.raw,
+        text=opened.text,
     )
 
 
@@ -329,18 +333,21 @@ def of_public_data(read: Read, name: str) -> Read:
     rules.path = read.path if read.path in columns else None
     rules.label = read.label if columns >= set(labels) else None
     rules.split = read.split if read.split in columns else None
+    rules.text = read.text if read.text in columns else None
     return rules
 
 
 def check_read(name: str, read: Read) -> None:
     """Raise UsageError for a rule of reading that has no effect on a private set: two requests that differ in it alone
     would differ in their noise."""
-    of_tables, of_files = ("path", "label", "split", "labels"), ("size", "channels", "bits", "skip")
+    of_tables, of_files = ("path", "label", "split", "labels", "text"), ("size", "channels", "bits", "skip")
     path = Path(name).expanduser()
     what = "a set of conf/dataset" if not is_path(name) else "a folder" if path.is_dir() else "arrays"
-    unused = of_tables if what == "a folder" else (*of_tables, *of_files)
+    unused: tuple[str, ...] = of_tables if what == "a folder" else (*of_tables, *of_files)
     if what == "arrays" and path.suffix.lower() in folders.TABLES:
-        return
+        if not path.exists() or not is_texts(path, read):
+            return
+        what, unused = "a table of texts", (*of_files, "bounds", "scale")
     if key := next((key for key in unused if getattr(read, key) != getattr(Read(), key)), None):
         raise UsageError(f"{key}=...: {name} is {what}, on which it has no effect: remove it")
 
@@ -527,9 +534,12 @@ def open_dataset(
     user's own data, keep: whether images are kept once they are decoded (`decoded.open_decoded`); read: how files are
     read; columns: of a table, that are read; empty: all; labelled: whether rows must have labels.
     """
+    path = Path(name).expanduser()
     if memory.held(name) is not None:
         source = _open_held(name, unit, read or Read(), columns, labelled)
-    elif is_path(name) and Path(name).expanduser().exists() and is_rows(Path(name).expanduser(), read or Read()):
+    elif is_path(name) and path.exists() and is_texts(path, read or Read()):
+        source = _open_texts(name, unit, read or Read(), labelled)
+    elif is_path(name) and path.exists() and is_rows(path, read or Read()):
         source = _open_rows(name, unit, read or Read(), columns, labelled)
     elif is_path(name):
         source = _open_path(name, data_root, keep, unit, read or Read())
@@ -776,6 +786,16 @@ def _of_rows(name: str, rows: Vectors) -> Source:
     metric, half = "auc" if rows.y.dim() == 2 else "accuracy", (0.5,) * (rows.x.shape[1] if rows.x.dim() == 4 else 0)
     source = Source(parts.train, parts.test, rows.classes, metric, half, half, parts.notes, names=rows.names)
     return source._replace(groups=parts.groups, findings=rows.findings, columns=rows.columns, raw=rows.raw)
+
+
+def _open_texts(name: str, unit: str | None, read: Read, labelled: bool) -> Source:
+    """Return a user's texts, as hashed words."""
+    rows, texts, column = read_texts(Path(name).expanduser(), unit, read, labelled)
+    parts = parts_of(name, rows)
+    metric = "auc" if rows.y.dim() == 2 else "accuracy"
+    source = Source(parts.train, parts.test, rows.classes, metric, (), (), parts.notes, names=rows.names)
+    in_parts = Texts(column, texts, texts).at(*(places.tolist() for places in parts.places))
+    return source._replace(groups=parts.groups, findings=rows.findings, texts=in_parts)
 
 
 def _source(

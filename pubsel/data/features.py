@@ -1,4 +1,5 @@
-"""Features of images from a frozen timm network, or from wavelet scattering, computed once and kept.
+"""Features of images from a frozen timm network, or from wavelet scattering, computed once and kept; of texts from a
+text encoder, computed each time.
 
 A file <data folder>/features/<network>-<digest>.npy holds float32 [n, d]. Its name depends on all that decides its
 content: the images themselves, the network, its weights, the preprocessing, and the versions of torch and timm; so a
@@ -41,7 +42,7 @@ from pubsel.files import (
     write_whole,
 )
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
-from pubsel.models import engine, scattering
+from pubsel.models import engine, scattering, text_encoder
 from pubsel.models.memory import Held, check_room, check_size, free
 from pubsel.models.weights import check_timm, digest_of_weights, load_weights, of_timm, weight_file
 from pubsel.settings.identity import digest_of
@@ -100,7 +101,12 @@ def of_source(
     public images in that shape, brought to it as `convert` says; a network gives as many for any image.
     """
     rows = backbone.architecture == ROWS
-    if source.kind == "rows" and not rows:
+    of_texts = backbone.architecture.startswith(text_encoder.PREFIX)
+    if of_texts and source.texts is None:
+        raise UsageError(f"{name}: has no texts, and {backbone.architecture} takes texts: take another model")
+    if source.texts is not None and not (rows or of_texts):
+        raise UsageError(f"{name}: has texts, which a network for images does not take: set model=rows or text_encoder")
+    if source.kind == "rows" and not (rows or of_texts):
         raise UsageError(f"{name}: has rows of numbers, which a network for images does not take: set model=rows")
     if source.kind == "images" and rows:
         raise UsageError(f"{name}: has images, and model=rows takes rows of numbers: take a network, as scattering")
@@ -115,7 +121,11 @@ def of_source(
             _, note = converted(name, source.train.x[:1], like, convert)
 
         with_note = source._replace(notes=(*source.notes, *note))
-        if backbone.architecture == "pixels":
+        if source.texts is not None:
+            encoder, texts = text_encoder.load_text_encoder(backbone, device), source.texts._asdict()
+            result = _changed(with_note, lambda part, _: encoder.features(texts[part], f"{name} {part}"))
+            result = result._replace(weights=encoder.weights)
+        elif backbone.architecture == "pixels":
             result = _changed(with_note, lambda _, x: x.flatten(1).float() / 255)
         else:
             extractor = load_backbone(backbone, data_root, device, like)
@@ -148,13 +158,16 @@ def _changed(source: Source, change: Callable[[str, Tensor], Tensor]) -> Source:
 
 
 def of_images(
-    backbone: Backbone, shape: Shape, data_root: str, device: torch.device
-) -> tuple[Callable[[Tensor], Tensor], str | None]:
-    """Return what makes features [n, d] of images, uint8 [n, *shape], as `of_source` does, and keeps none of them; and
-    `Extractor.weights`, None of pixels."""
+    backbone: Backbone, shape: tuple[int, ...], data_root: str, device: torch.device
+) -> tuple[Callable[[Any], Tensor], str | None]:
+    """Return what makes features [n, d] of images, uint8 [n, *shape], or of texts, as `of_source` does, and
+    keeps none of them; and `Extractor.weights`, None of pixels."""
     if backbone.architecture == "pixels":
         return lambda x: x.flatten(1).float() / 255, None
-    extractor = load_backbone(backbone, data_root, device, shape)
+    if backbone.architecture.startswith(text_encoder.PREFIX):
+        encoder = text_encoder.load_text_encoder(backbone, device)
+        return encoder.features, encoder.weights
+    extractor = load_backbone(backbone, data_root, device, (shape[0], shape[1], shape[2]))
     return lambda x: torch.from_numpy(np.concatenate([*embedded(x, extractor)])), extractor.weights
 
 
@@ -242,6 +255,8 @@ def described(backbone: Backbone) -> tuple[dict[str, Any], str]:
         return {"features": "pixels / 255, channels, rows and columns in one row"}, "none: it has no weights"
     if name == ROWS:
         return {"features": "rows of numbers as they are; of a table, as `columns` says"}, "none: it has no weights"
+    if name.startswith(text_encoder.PREFIX):
+        return text_encoder.described_encoder(backbone)
     if name == "scattering":
         settings = {} if backbone.scattering is None else dataclasses.asdict(backbone.scattering)
         how = {"features": f"scattering, version {scattering.VERSION}", "input_size": backbone.input_size, **settings}

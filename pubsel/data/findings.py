@@ -42,6 +42,7 @@ NAMES = {
     "split": "a column that may be the split",
     "columns": "columns of a table that are not used",
     "words": "columns of words in a table of numbers, which are left out; bounds=FILE lists their values",
+    "empty": "texts without a character, whose features are all zero",
     "ids": "a column that names people; unit=COLUMN protects each person, not each row",
     "missing": "numbers that are missing",
     "table": "a table next to images without classes, which may have their labels",

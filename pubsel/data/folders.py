@@ -208,7 +208,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     unnamed = next((path for path in paths if not SURROGATES.isdisjoint(str(path))), None)
     if unnamed is not None:
         raise UserError(f"{folder}: the name of {str(unnamed.relative_to(folder))!a} is not UTF-8: rename it")
-    findings = [*places.findings, *_same_words(folder, classes)]
+    findings = [*places.findings, *same_words(folder, classes)]
     findings += _unread(folder, paths, [places.train, *places.held])
     listed = Listed(
         y=torch.from_numpy(labels.astype(np.int64)),
@@ -243,7 +243,7 @@ def _check_places(folder: Path, places: Layout, people: bool) -> None:
         )
 
 
-def _same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
+def same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
     """Return the finding on class folders whose names differ in case or blanks alone."""
     alike_of = dict[str, list[str]]()
     for name in classes:

@@ -1,6 +1,7 @@
-"""Images, or rows of numbers, for a trained model to classify: folders, image files, CSV and npz files, and what a
+"""Images, rows of numbers or texts for a trained model to classify: folders, files, tables and arrays, and what a
 program has in memory. They are listed first, and read one after another."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +13,13 @@ from torch import Tensor
 
 from pubsel.data import folders, images, prepared, tables
 from pubsel.data.convert import Shape, to_shape
+from pubsel.data.texts import TextInput, hashed, new_texts, text_of
 from pubsel.data.vectors import Field, new_rows
 from pubsel.files import plain
 from pubsel.messages import UserError
 
-Raw = Path | Image.Image | Tensor  # a file, an image, or a tensor: uint8 [c, h, w], or float32 [d], a row of a table
+# a file, an image, or a tensor: uint8 [c, h, w], or float32 [d], a row of a table; or a text
+Raw = Path | Image.Image | Tensor | str
 KINDS = "give paths, PIL images, or uint8 arrays or tensors"
 
 
@@ -29,10 +32,12 @@ class Given(NamedTuple):
 
 
 class Takes(NamedTuple):
-    """The kind of input that a model takes. columns: of a table, in order; empty: features, or images."""
+    """The kind of input that a model takes. columns: of a table, in order; empty: features, or images. text:
+    of a model of texts."""
 
     rows: bool = False
     columns: tuple[Field, ...] = ()
+    text: TextInput | None = None
 
 
 IMAGES = Takes()
@@ -40,7 +45,7 @@ IMAGES = Takes()
 
 def given(images: Any, takes: Takes = IMAGES) -> list[Given]:
     """Return what a program gives: a path, a PIL image, an array or a tensor, or a sequence of these; rows also as a
-    pandas table.
+    pandas table; texts as a list, or a column of a table.
 
     An array is one image [h, w] or [h, w, 3], or several, [n, h, w] or [n, h, w, 3]; a tensor [c, h, w] or
     [n, c, h, w], all uint8; or of a table's rows, [d] or [n, d], floating point. UserError for anything else, or a path
@@ -49,6 +54,15 @@ def given(images: Any, takes: Takes = IMAGES) -> list[Given]:
     # a path first: a text is a sequence too
     if isinstance(images, str | Path):
         return [at_path(images, takes)]
+    if takes.text is not None:
+        # texts, unless all of them are paths
+        listed = [images[i] for i in range(len(images))] if isinstance(images, Sequence) else []
+        if listed and all(
+            isinstance(text, Path) or (isinstance(text, str) and os.path.exists(text)) for text in listed
+        ):
+            return [at_path(path, takes) for path in listed]
+        texts = new_texts("texts", images, takes.text)
+        return [Given(len(texts), lambda: iter(texts))]
     of_paths = isinstance(images, Sequence) and all(isinstance(image, str | Path) for image in images)
     if takes.rows and not of_paths:
         x = new_rows("images", images, takes.columns)
@@ -93,6 +107,11 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
     plain(path)
+    if takes.text is not None:
+        texts = new_texts(str(name), path, takes.text)
+        return Given(
+            len(texts), lambda: iter(texts), lambda: (path, *(raw for _, raw in texts if isinstance(raw, Path)))
+        )
     if takes.rows:
         x = new_rows(str(name), path, takes.columns)
         return Given(len(x), lambda: ((f"{name}/{i}", row) for i, row in enumerate(x)), lambda: (path,))
@@ -122,11 +141,19 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
 
 
 def as_input(
-    raw: Raw, shape: tuple[int, ...], bits: int | None = None, spans: list[tuple[int, int]] | None = None
-) -> Tensor:
+    raw: Raw,
+    shape: tuple[int, ...],
+    bits: int | None = None,
+    spans: list[tuple[int, int]] | None = None,
+    text: TextInput | None = None,
+) -> Tensor | str:
     """Return an input in the shape that a model takes: an image as training reads it, scaled to cover and cut at
-    the centre, grey or in colour; a row of a table as it is. bits: of a value in 16-bit images, whose lowest and
-    highest are added to `spans`. UserError names a file that is no image."""
+    the centre, grey or in colour; a row of a table as it is; or a text as `text` says. bits: of a value in 16-bit
+    images, whose lowest and highest are added to `spans`. UserError names a file that cannot be read."""
+    if text is not None and isinstance(raw, str | Path):
+        read = text_of(raw) if isinstance(raw, Path) else raw
+        return read if text.hashed is None else hashed([read], text.hashed)[0]
+    assert not isinstance(raw, str)
     # rows of a table have no size to be fitted to
     if len(shape) != 3:
         if isinstance(raw, Tensor) and tuple(raw.shape) == shape:

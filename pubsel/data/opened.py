@@ -11,6 +11,7 @@ from pubsel.data import overlap
 from pubsel.data.findings import Finding
 from pubsel.data.overlap import Digests
 from pubsel.data.splits import Files, Groups, Split, cat
+from pubsel.data.texts import TextInput, Texts
 from pubsel.data.vectors import Field
 
 
@@ -32,6 +33,7 @@ class Source(NamedTuple):
     findings: tuple[Finding, ...] = ()
     columns: tuple[Field, ...] = ()  # of the rows of a table; empty: features
     raw: int | None = None  # how many of the columns, the first ones, have no known scale; None: features
+    texts: Texts | None = None  # that x are the hashed words of
 
     @property
     def kind(self) -> str:
@@ -41,13 +43,15 @@ class Source(NamedTuple):
     def lines(self) -> list[str]:
         """Return its description, line by line."""
         first, *sides = self.train.x.shape[1:]
-        counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test {self.kind}"
-        shape = "x".join(map(str, [*sides, first])) if sides else f"{first} numbers"
-        lines = [f"{counts} of {shape}, {self.classes} classes, measured by {self.metric}"]
+        kind = self.kind if self.texts is None else "texts"
+        counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test {kind}"
+        shape = "x".join(map(str, [*sides, first])) if sides else f"{first:,} numbers"
+        how = "of" if self.texts is None else "hashed into"
+        lines = [f"{counts} {how} {shape}, {self.classes} classes, measured by {self.metric}"]
 
         if self.train.y.dim() == 1:
             per_class = self.train.y.bincount(minlength=self.classes).tolist()
-            lines.append(f"training {self.kind} of a class: {min(per_class):,} to {max(per_class):,}")
+            lines.append(f"training {kind} of a class: {min(per_class):,} to {max(per_class):,}")
         return [*lines, *self.notes]
 
     def __repr__(self) -> str:
@@ -63,6 +67,12 @@ class Opened(NamedTuple):
     name: str
     images: Source
     used: Source
+
+    @property
+    def text(self) -> TextInput | None:
+        """Return the texts that a model of the set takes; None if its examples are no texts."""
+        texts, d = self.images.texts, self.used.train.x.shape[1]
+        return None if texts is None else TextInput(texts.column, d if self.used is self.images else None)
 
     def digests(self, shape: tuple[int, ...]) -> tuple[Digests, Digests]:
         """Return the digests of training and test images, which are compared in `shape`."""
@@ -117,7 +127,8 @@ def _rest(source: Source, train: np.ndarray, test: np.ndarray) -> Source:
     if source.files:
         files = files_at(source.files[0], places[0]), files_at(source.files[1], places[1])
     groups = source.groups and (source.groups[0][places[0]], source.groups[1][places[1]])
-    return source._replace(train=splits[0], test=splits[1], files=files, kept=None, groups=groups)
+    texts = source.texts and source.texts.at(train.tolist(), test.tolist())
+    return source._replace(train=splits[0], test=splits[1], files=files, kept=None, groups=groups, texts=texts)
 
 
 def _first(source: Source, m: int) -> Source:
@@ -129,7 +140,7 @@ def _first(source: Source, m: int) -> Source:
         first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
 
     # The kept folder has the digests of all examples, not of these, so it is not passed on.
-    source = source._replace(groups=None)
+    source = source._replace(groups=None, texts=None)
     empty = Split(source.train.x[:0], source.train.y[:0])
     if source.files is None:
         return source._replace(train=empty, test=first, kept=None)

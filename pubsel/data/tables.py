@@ -143,18 +143,23 @@ class Numbers(NamedTuple):
     answers: Answers
 
 
-def features_in(table: Path, missing: Sequence[str], unit: str | None, read: Read, labelled: bool) -> Numbers:
+def features_in(
+    table: Path, missing: Sequence[str], unit: str | None, read: Read, labelled: bool, texts: str | None = None
+) -> Numbers:
     """Return a table of numbers. missing: the words in place of a number that is not known; labelled: whether it must
-    have a label for each row, otherwise all are of class 0. UserError if it cannot be read or lacks a column."""
+    have a label for each row, otherwise all are of class 0; texts: a column of texts. UserError if it cannot be read or
+    lacks a column."""
     # what is compared as text keeps its zeros, and pandas finds out which columns are numbers
     columns = names_of(table)
     if unit is not None and unit not in columns:
         raise UsageError(f"unit={unit}: {table.name} has no column {unit}: {first_of(columns, 20)}")
     given = read.label if isinstance(read.label, list) else [read.label]
-    text = {*given, unit, read.split, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {*columns}
+    text = {*given, unit, read.split, texts, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {
+        *columns
+    }
     frame = _frame(table, columns, missing, text)
     text |= {c for c in frame if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
-    rows = _as_texts(frame[[c for c in frame if c in text]])
+    rows = _as_texts(frame[[c for c in frame if c in text - {texts}]])
 
     several, findings = list[str](), tuple[Finding, ...]()
     if isinstance(read.label, list):

@@ -107,6 +107,7 @@ class Sides(NamedTuple):
     test: Split
     groups: tuple[Tensor, Tensor] | None
     notes: tuple[str, ...]
+    places: tuple[Tensor, Tensor]  # where each row is among all
 
 
 def is_rows(path: Path, read: Read) -> bool:
@@ -145,15 +146,16 @@ def parts_of(name: str, rows: Vectors) -> Sides:
         test = drawn(unit if rows.people is None else rows.people, TEST_FRACTION, "test")
         by = "row" if rows.people is None else "person"
         notes.append(f"{Path(name).name}: {int(test.sum())} of {len(test)} rows held out as the test set, by {by}")
-    splits, groups = list[Split](), list[Tensor]()
+    splits, groups, where = list[Split](), list[Tensor](), list[Tensor]()
     for which in (~test, test):
         at = np.flatnonzero(which)
         at = at[in_hash_order(unit[at], "order")]
         places = torch.from_numpy(at)
+        where.append(places)
         splits.append(Split(rows.x[places], rows.y[places]))
         groups.append(torch.empty(0) if rows.people is None else torch.from_numpy(rows.people[at]))
     whose = None if rows.people is None else (groups[0], groups[1])
-    return Sides(splits[0], splits[1], whose, (*rows.notes, *notes))
+    return Sides(splits[0], splits[1], whose, (*rows.notes, *notes), (where[0], where[1]))
 
 
 # Arrays
@@ -346,7 +348,7 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
     bounds = _bounds(features, read.bounds)
     if unknown := [name for name in bounds if name not in features]:
         raise UsageError(f"bounds={read.bounds}: {table.name} has no column {unknown[0]}: {first_of(features, 20)}")
-    left, findings = _left_out(table, features, bounds if isinstance(read.bounds, str) else {})
+    left, findings = left_out(table, features, bounds if isinstance(read.bounds, str) else {})
     features = features[[name for name in features if name not in left]]
 
     # words need a public list: one that is made of private values would be a release of them
@@ -354,7 +356,11 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
     if words:
         values = features[words[0]].dropna()
         text = f"{table.name}: {len(words)} columns have words: {first_of(words, 4)} (such as {first_of(values)!r})"
-        remedy = 'list their values in bounds=FILE ({"' + words[0] + '": ["a", "b"]}); accepted, they are left out'
+        remedy = (
+            'list their values in bounds=FILE ({"'
+            + words[0]
+            + '": ["a", "b"]}); accepted, they are left out; text=COLUMN reads one as texts'
+        )
         findings.append(Finding("words", ERROR, text, remedy))
 
     raw, bounded, of_words, absent = list[Field](), list[Field](), list[Field](), list[Field]()
@@ -374,14 +380,16 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
             absent.append(Field(name, missing=True))
     columns = (*raw, *bounded, *of_words, *absent)
     if not columns:
-        raise UserError(f"{table}: no column of numbers: it has {first_of(features, 20)}")
+        raise UserError(
+            f"{table}: no column of numbers: it has {first_of(features, 20)}: give text=COLUMN, if one is of texts"
+        )
     if absent:
         text = f"{table.name}: a tenth of the rows or more have no number in {first_of([c.name for c in absent], 10)}"
         findings.append(Finding("missing", NOTE, f"{text}: that is a column of 0 and 1 for each"))
     return columns, findings
 
 
-def _left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> tuple[set[str], list[Finding]]:
+def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> tuple[set[str], list[Finding]]:
     """Return the columns that number rows or name people, which nothing can be learned from, and findings."""
     names = {name: tables.plain_name(str(name)) for name in features}
     numbered = [

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from pubsel.files import DAMAGE, file_digest, reading
 from pubsel.messages import UsageError
+from pubsel.models.text_encoder import PREFIX, name_of
 from pubsel.models.weights import check_timm, kept, like_names, of_timm, published, weight_file
 from pubsel.settings import CONF
 from pubsel.settings.compose import words_of
@@ -39,6 +40,11 @@ def encoder_words(features: str, checkpoint: str | None, data_root: str) -> list
     of timm, or a folder or a file with weights. checkpoint: a file of its weights. Other weights get another name.
     UsageError if there is no such encoder; UserError if a file is absent or does not read."""
     of_conf = features in with_backbone()
+    if features.startswith(PREFIX) and checkpoint is None:
+        return [
+            "model=text_encoder",
+            *words_of({"name": name_of(features), "backbone": {"architecture": features}}, "model."),
+        ]
     if of_conf and checkpoint is None:
         return [f"model={features}"]
     backbone: dict[str, Any] = {} if of_conf else {"architecture": features}

@@ -17,9 +17,11 @@ from torch import nn
 
 from pubsel import models, records
 from pubsel.cell import use_threads
+from pubsel.data.texts import HASHING
 from pubsel.files import whole
 from pubsel.gradients.factored import OffsetLinear
 from pubsel.messages import UsageError, UserError, cannot_write
+from pubsel.models.text_encoder import PREFIX, as_published
 from pubsel.privacy import ledger
 from pubsel.release import card
 from pubsel.release.classifier import EXPORTED
@@ -77,6 +79,8 @@ def public_facts(facts: dict[str, Any], whole: nn.Module) -> dict[str, Any]:
         from pubsel.data.features import described  # and with it timm: a second
 
         preprocessing, source = described(settings.backbone)
+    if facts.get("text") and facts["text"]["hashed"]:
+        preprocessing = {"features": HASHING.format(facts["text"]["hashed"])}
 
     # what gives the logits: a layer of the network, or the linear classifier after what is frozen
     head: dict[str, Any] = {"kind": "part of the network", "outputs": len(facts["classes"])}
@@ -100,6 +104,8 @@ def without_paths(values: Any) -> Any:
         return {key: without_paths(value) for key, value in values.items()}
     if isinstance(values, list):
         return [without_paths(value) for value in values]
+    if isinstance(values, str) and values.startswith(PREFIX):
+        return as_published(values)
     return Path(values).name if isinstance(values, str) and os.sep in values else values
 
 

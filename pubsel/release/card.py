@@ -77,7 +77,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
     privacy, settings = record["privacy"], record["settings"]
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
     candidates = at(settings, chosen_from) if chosen_from else []
-    kind = "images" if len(facts["shape"]) == 3 else "rows"
+    kind = "texts" if facts.get("text") else "images" if len(facts["shape"]) == 3 else "rows"
     return Statement(
         facts=facts,
         text=str(privacy["statement"]),
@@ -93,7 +93,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
         public=None if record["public"] is None else _named(_public(record), record["private"], kind),
         candidates=tuple(_named(candidate, record["private"], kind) for candidate in candidates),
         method=str(record["algorithm"]),
-        network=network_of(facts["model"]),
+        network=network_of(facts["model"], bool(facts.get("text"))),
         not_covered=not_covered(record, shape_of(facts)),
         against=against(record),
         version=str(at(record, "versions.pubsel")),
@@ -144,6 +144,8 @@ def shape_of(facts: dict[str, Any]) -> str:
     """Return what is public of the shape of examples, in words."""
     if len(facts["shape"]) == 3:
         return "their shape"
+    if facts.get("text"):
+        return "that they are texts, and the name of their column in a table"
     if not facts.get("columns"):
         return "how many numbers a row has"
     return "the names of columns, which of them have no number in a tenth of the rows, and their bounds and words"
@@ -255,10 +257,14 @@ def code_of(statement: Statement) -> str:
     return f"pubsel {statement.version}, commit {statement.commit.removesuffix('-dirty')}{changed}"
 
 
-def network_of(model: dict[str, Any]) -> str:
+def network_of(model: dict[str, Any], of_texts: bool = False) -> str:
     """Return a network in words, by its settings."""
     if backbone := model.get("backbone"):
-        kinds = {"pixels": "pixels", "scattering": "wavelet scattering", "rows": "rows of numbers"}
+        kinds = {
+            "pixels": "pixels",
+            "scattering": "wavelet scattering",
+            "rows": "hashed triples of characters" if of_texts else "rows of numbers",
+        }
         kind = kinds.get(backbone["architecture"])
         return f"a linear classifier on {kind or 'features of ' + backbone['architecture']}"
     name = model.get("architecture") or model["name"]

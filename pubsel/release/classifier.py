@@ -28,6 +28,7 @@ from pubsel.algorithms import Frozen
 from pubsel.cell import weights_digest
 from pubsel.data import Task
 from pubsel.data.given import IMAGES, Takes
+from pubsel.data.texts import TextInput
 from pubsel.data.vectors import Field
 from pubsel.files import DAMAGE, plain, reading, unreadable
 from pubsel.gradients.factored import OffsetLinear
@@ -49,12 +50,12 @@ CLOSE = 1e-2  # of the largest logit: how far those of another processor may be 
 class Classifier(NamedTuple):
     """A trained model, with what becomes of an image before it.
 
-    model: images, uint8 [n, c, h, w], or features [n, d] -> logits [n, classes]. features: of images; None: `model`
-    takes them as they are. shape: of an image (channels, height, width), or of a row of a table (its length).
+    model: images, uint8 [n, c, h, w], or features [n, d] -> logits [n, classes]. features: of images or texts; None:
+    `model` takes them as they are. shape: of an image (channels, height, width), or of a row of a table (its length).
     """
 
     model: nn.Module
-    features: Callable[[Tensor], Tensor] | None
+    features: Callable[[Any], Tensor] | None
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     multi_label: bool
@@ -66,12 +67,12 @@ class Classifier(NamedTuple):
         """Return the classifier of a whole model and the facts about it (`facts_of`). UserError if the weights of its
         backbone are not at hand, or not those that it was trained with."""
         settings, shape = check(Model, literal(facts["model"], FACTS)), tuple(facts["shape"])
-        features = None
-        if settings.backbone is not None and len(shape) == 3:
+        features, takes = None, takes_of(facts)
+        if settings.backbone is not None and (len(shape) == 3 or (takes.text and takes.text.hashed is None)):
             from pubsel.data.features import CORAL, NO_WEIGHTS, PUBLISHED, of_images  # and with it timm: a second
 
             try:
-                features, weights = of_images(settings.backbone, (shape[0], shape[1], shape[2]), data_root, device)
+                features, weights = of_images(settings.backbone, shape, data_root, device)
             except UserError as error:
                 reason = str(error).removesuffix(NO_WEIGHTS).removesuffix(PUBLISHED).removesuffix(CORAL)
                 raise UserError(f"{reason}; pubsel predict takes the file of its weights as checkpoint=FILE") from None
@@ -82,18 +83,21 @@ class Classifier(NamedTuple):
                 )
         several = bool(facts["multi_label"])
         model = model.to(device).eval()
-        return cls(model, features, shape, tuple(facts["classes"]), several, facts.get("bits"), takes_of(facts))
+        return cls(model, features, shape, tuple(facts["classes"]), several, facts.get("bits"), takes)
 
-    def probabilities(self, x: Tensor) -> NDArray[np.float64]:
-        """Return the probability of each class, or of each label, [n, classes], for images x, uint8 [n, c, h, w], or
-        rows of a table, float32 [n, d]."""
-        outputs = logits(self.model, x if self.features is None else self.features(x)).double().cpu()
+    def probabilities(self, x: Tensor | list[str]) -> NDArray[np.float64]:
+        """Return the probability of each class, or of each label, [n, classes], for images x, uint8 [n, c, h, w], rows
+        of a table or hashed texts, float32 [n, d], or texts."""
+        rows = x if self.features is None else self.features(x)
+        assert isinstance(rows, Tensor)
+        outputs = logits(self.model, rows).double().cpu()
         return (outputs.sigmoid() if self.multi_label else outputs.softmax(1)).numpy()
 
 
 def takes_of(facts: Mapping[str, Any]) -> Takes:
     """Return the kind of input that a model takes, by the facts about it."""
-    return Takes(len(facts["shape"]) == 1, tuple(map(Field.of, facts.get("columns", ()))))
+    text = TextInput(**facts["text"]) if facts.get("text") else None
+    return Takes(len(facts["shape"]) == 1, tuple(map(Field.of, facts.get("columns", ()))), text)
 
 
 def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
@@ -102,12 +106,13 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
     model: its settings; classes: their names, or numbers if they have none; multi_label; shape: of an image; mean, std:
     what a network on images subtracts, and divides by; backbone: the digest of the weights whose features it takes;
     frozen: what is set of the map before a linear classifier; weights: a digest; example: the logits of `_example`;
-    bits: of a value in 16-bit images, if their owner gave them; columns: of a table (`vectors.Field.facts`).
+    bits: of a value in 16-bit images, if their owner gave them; columns: of a table (`vectors.Field.facts`);
+    text: of texts (`texts.TextInput`).
     """
     frozen = getattr(whole, "frozen", None)
     mean, std = ([float(v) for v in getattr(whole, name, torch.empty(0)).flatten()] for name in ("mean", "std"))
 
-    columns = [column.facts() for column in task.columns]
+    columns, text = [column.facts() for column in task.columns], task.text and task.text._asdict()
 
     # the arguments of the map that are no tensors; these are in its state
     of_map = {name: getattr(frozen, name, None) for name in inspect.signature(Frozen).parameters}
@@ -123,7 +128,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
         "frozen": None if frozen is None else of_map,
         "weights": weights_digest(whole),
         "example": logits_of(whole, example_input(whole, {"shape": task.shape})),
-    } | {key: value for key, value in {"bits": task.bits, "columns": columns}.items() if value}
+    } | {key: value for key, value in {"bits": task.bits, "columns": columns, "text": text}.items() if value}
 
 
 def labels_of(task: Task) -> list[str]:
@@ -221,6 +226,7 @@ def read_facts(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: it lacks {absent[0]}: bring it back")
 
     # Each is of the kind, and of a size, that `facts_of` writes.
+    text = facts.get("text")
     mean, std, shape, frozen = (facts[key] for key in ("mean", "std", "shape", "frozen"))
     fits = {
         "model": isinstance(facts["model"], dict),
@@ -234,6 +240,8 @@ def read_facts(file: Path) -> dict[str, Any]:
         "weights": isinstance(facts["weights"], str),
         "example": _are(facts["example"], float | int),
         "columns": _are_columns(facts.get("columns", []), shape),
+        "text": text is None
+        or (isinstance(text, dict) and text.keys() == {*TextInput._fields} and text["hashed"] in (None, *shape)),
         "bits": facts.get("bits") is None or (_are([facts["bits"]], int) and 8 <= facts["bits"] <= 16),
     }
     if wrong := next((key for key, fit in fits.items() if not fit), None):

@@ -117,6 +117,9 @@ class Read:
     split: str | None = setting(
         "column of a table with train or test; null: by its name; none: no column", default=None
     )
+    text: str | None = setting(
+        "column of a table with texts; null: by its name; none: it has none, only numbers", default=None
+    )
 
     bounds: Any = setting(
         "rows of numbers: JSON file with [least, most] or a list of words for columns of a table, by their names; or "
@@ -252,7 +255,10 @@ class Backbone:
     """A frozen timm network or scattering; a linear classifier is trained on its features. null: the value of the
     checkpoint."""
 
-    architecture: str = setting("name of a timm model, such as resnet50.tv_in1k; scattering; pixels; rows")
+    architecture: str = setting(
+        "name of a timm model, such as resnet50.tv_in1k; scattering; pixels; rows; or, for texts, an encoder of "
+        "transformers, hf:NAME or hf:./FOLDER"
+    )
     pretrained: bool = setting("load the published weights", default=True)
     checkpoint: str | None = setting(
         "a weight file instead of the published weights; a relative path is searched for in data_root too",
@@ -575,9 +581,9 @@ class FitConfig(Common, Read):
     delta: float = setting("delta of the whole", over=0, below=1)
     to: str = setting("the folder to make, which may be given away", neutral=True)
     features: str | None = setting(
-        "features that the model is trained on: a name that pubsel models lists, or a folder or a file of weights; "
-        "null: scattering for grey images, otherwise resnet50_sl, or scattering if its published weights are not at "
-        "hand"
+        "features that the model is trained on: a name that pubsel models lists, or a folder or a file of weights; or, "
+        "for texts, hf:NAME or hf:./FOLDER; null: scattering for grey images, otherwise resnet50_sl, or scattering if "
+        "its published weights are not at hand"
     )
     checkpoint: str | None = setting("features=NAME: a file of its weights instead of the published ones")
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
