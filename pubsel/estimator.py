@@ -16,8 +16,8 @@ from pubsel.commands import fit as command
 from pubsel.commands.predict import THRESHOLD, predicted
 from pubsel.data.examples import folded
 from pubsel.data.given import given
-from pubsel.data.memory import LABEL, PERSON, Held, examples_in, holding
-from pubsel.messages import RENAMED, UsageError, UserError, renamed
+from pubsel.data.memory import LABEL, NO_LABELS, PERSON, examples_in, holding
+from pubsel.messages import RENAMED, UsageError, UserError, with_names
 from pubsel.privacy import ledger
 from pubsel.release.reopen import opened
 from pubsel.settings.compose import composed, words_of
@@ -105,22 +105,27 @@ def fit(
     """
     sets = [] if public is None else public if isinstance(public, list) else [public]
     mine = None if isinstance(x, str | Path) and y is None else examples_in(x, y, groups)
-    others = [None if isinstance(each, str | Path) else _public(each) for each in sets]
+    pairs = [each if isinstance(each, tuple | str | Path) else (each, NO_LABELS) for each in sets]
+    others = [None if isinstance(each, str | Path) else examples_in(*each) for each in pairs]
 
     kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
     folder = Path(kept.name)
+    if isinstance(bounds, Mapping):
+        (folder / "bounds.json").write_text(json.dumps(dict(bounds)), encoding="utf-8")
+        bounds = folder / "bounds.json"
     with _cleared(kept), holding(mine, *others) as names, _in_words(names, Path(results), verbose):
         values = {"private": names[0] or x, "epsilon": epsilon, "delta": delta, "features": features}
         values |= {"public": [name or each for name, each in zip(names[1:], sets, strict=True)] or None}
         values |= {"unit": None if groups is None else PERSON, "held_out": held_out, "scale": scale}
-        values |= {"bounds": _bounds(bounds, folder), "public_labels": public_labels, "accept": list(accept) or None}
+        values |= {"bounds": bounds, "public_labels": public_labels, "accept": list(accept) or None}
         values |= {"results": folder / "results", "to": folder / "release", **settings}
         with composed("fit", words_of(values)) as checked:
             command.run(check(FitConfig, checked))
 
     (run,) = (folder / "results" / "runs").iterdir()
     record = records.read_record(run / "result.json")
-    return Release(folder / "release", record, _labels_in(mine), kept)
+    labels = mine.frame[LABEL].dropna().unique() if mine is not None and LABEL in mine.frame else ()
+    return Release(folder / "release", record, list(labels), kept)
 
 
 @contextmanager
@@ -143,32 +148,8 @@ def _in_words(names: Sequence[str], results: Path, verbose: bool) -> Iterator[No
     try:
         yield
     except UserError as error:
-        error.args = (renamed(str(error), words), *error.args[1:])
+        error.args = (with_names(str(error), words), *error.args[1:])
         raise
     finally:
         ledger.PLACE.reset(place)
         RENAMED.reset(quiet)
-
-
-def _bounds(bounds: Any, folder: Path) -> Any:
-    """Return bounds as the command takes them: those by column in a file."""
-    if not isinstance(bounds, Mapping):
-        return bounds if isinstance(bounds, str | Path | None) else list(bounds)
-    file = folder / "bounds.json"
-    file.write_text(json.dumps(dict(bounds)), encoding="utf-8")
-    return file
-
-
-def _public(given: Any) -> Held:
-    """Return public examples as they are held: (x, y), or x alone, which are of one class then."""
-    if isinstance(given, tuple):
-        return examples_in(*given)
-    n = given.shape[0] if hasattr(given, "shape") else len(given)
-    return examples_in(given, np.zeros(n, dtype=np.int64))
-
-
-def _labels_in(held: Held | None) -> list[Any]:
-    """Return the labels of examples as they were given."""
-    if held is None or LABEL not in held.frame:
-        return []
-    return [*held.frame[LABEL].dropna().unique()]

@@ -64,11 +64,11 @@ def say(text: str) -> None:
     """Print a line at once; within a program that shows results itself, warnings alone."""
     names = RENAMED.get()
     if names is None or "warning: " in text:
-        print(renamed(text, names or {}), file=sys.stderr, flush=True)
+        print(with_names(text, names or {}), file=sys.stderr, flush=True)
     log(text)
 
 
-def renamed(text: str, names: Mapping[str, str]) -> str:
+def with_names(text: str, names: Mapping[str, str]) -> str:
     """Return a text with other names of data."""
     for name, other in names.items():
         text = text.replace(name, other)

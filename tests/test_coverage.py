@@ -290,3 +290,13 @@ def test_all_of_a_public_set_is_taken_unless_a_number_is_given(folder, capsys):
         record = trained(capsys, "pair.public=same.npz", "pair.candidates=null", "epsilon_select=null", *words)
         note = f"same.npz: 60 public images from its test split, {m - 60}"
         assert any(line.startswith(note) for line in record["notes"]) == (m > 60)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_features_have_as_many_regions_as_different_rows(seed):
+    """With two centres in one place, private examples would be counted in one of them and public ones in the other."""
+    draw = np.random.RandomState(seed)
+    private, public = (torch.from_numpy(draw.randn(n, 3)).float() for n in (600, 300))
+    each = coverage.scores(coverage.Private.of(private, None), {"like": public}, True)
+    assert len(coverage.regions(public, "like").shares) == 2
+    assert each["like"] > 0.85 * 600 * coverage.UNIT

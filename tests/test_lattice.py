@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pubsel.algorithms import Mechanism, Release
+from pubsel.algorithms import FirstRelease, Mechanism
 from pubsel.data import Split
 from pubsel.distances import dp_gsd
 from pubsel.gradients.factored import LinearGradients
@@ -122,7 +122,7 @@ def of_a_step(sums, source):
 
 
 def of_a_first_release(sums, source):
-    release = Release(lambda x: sums.clone(), lambda total: total, 1.0, len(sums))
+    release = FirstRelease(lambda x: sums.clone(), lambda total: total, 1.0, len(sums))
     return loop.noisy_sum(release, torch.zeros(1, 2), 2.0, source) - sums
 
 

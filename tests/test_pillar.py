@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 import pubsel.release.run
 import pubsel.training.once
 from pubsel import algorithms
-from pubsel.algorithms import Frozen, Release, map_of
+from pubsel.algorithms import FirstRelease, Frozen, map_of
 from pubsel.algorithms.noisy_sgd import NoisySGD
 from pubsel.algorithms.pillar import noisy_covariance, public_pca, random_projection
 from pubsel.cell import Cell
@@ -125,7 +125,7 @@ def test_presets_for_features_make_rows_of_norm_one(name):
 
     def made(**more):
         frozen = map_of(algorithms.build(option("algorithm", name) | changes | more), public, 12, secret)
-        return frozen.decode(frozen.clipped_sum(features(50))) if isinstance(frozen, Release) else frozen
+        return frozen.decode(frozen.clipped_sum(features(50))) if isinstance(frozen, FirstRelease) else frozen
 
     rows, before = made()(x), made(unit=False)
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(9))
@@ -212,7 +212,7 @@ def test_a_release_without_the_root_of_two_or_with_a_wider_clip_would_be_found()
 def test_noise_has_the_declared_scale(scale):
     """std = noise multiplier * sensitivity on each number; the same test rejects 2 % more or less."""
     size = 1000
-    release = Release(lambda x: torch.zeros(size), lambda noisy: noisy, 3.0 * scale, size)
+    release = FirstRelease(lambda x: torch.zeros(size), lambda noisy: noisy, 3.0 * scale, size)
     draws = [noisy_sum(release, torch.zeros(5, 2), 2.0, stream("test", "release", i)) for i in range(60)]
     total = float((torch.cat(draws) / 6).square().sum())
     p = 2 * min(stats.chi2.cdf(total, 60 * size), stats.chi2.sf(total, 60 * size))

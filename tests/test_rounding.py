@@ -120,7 +120,7 @@ def test_the_bound_covers_the_rounding_it_is_derived_for():
 
 def test_noise_has_the_scale_that_covers_rounding(monkeypatch):
     """Wherever noise is added to a sum: 1.001 times what is planned, and no less."""
-    from pubsel.algorithms import Mechanism, Release
+    from pubsel.algorithms import FirstRelease, Mechanism
     from pubsel.algorithms.noisy_sgd import LOGISTIC, noisy_sgd
     from pubsel.data import Split
     from pubsel.distances import dp_gsd
@@ -135,7 +135,7 @@ def test_noise_has_the_scale_that_covers_rounding(monkeypatch):
     torch.testing.assert_close(found, 6.006 * drawn)
 
     kept = []
-    release = Release(lambda x: torch.zeros(4, dtype=torch.float64), kept.append, 3.0, 4)
+    release = FirstRelease(lambda x: torch.zeros(4, dtype=torch.float64), kept.append, 3.0, 4)
     loop.noisy_sum(release, torch.zeros(1, 2), 2.0, stream("test", "noise"))
     torch.testing.assert_close(kept[0], 6.006 * drawn)
 

@@ -193,7 +193,7 @@ class Frozen(nn.Module):
         return self.length * nn.functional.normalize(x, dim=1) if self.unit else x
 
 
-class Release(NamedTuple):
+class FirstRelease(NamedTuple):
     """A noisy sum over the features x [n, d] of the private examples, before training.
 
     clipped_sum: x -> [size], as in `Mechanism`. decode: from the noisy sum to what is frozen.
@@ -242,13 +242,13 @@ class Algorithm:
 
     @property
     def first_share(self) -> float:
-        """Return the share of the budget that a `Release` before training spends."""
+        """Return the share of the budget that a `FirstRelease` before training spends."""
         return 0.0
 
     @property
     def first_steps(self) -> int:
-        """Return the number of full-batch steps that a `Release` before training counts as. Its noise is that of the
-        mean of as many steps, and one plan covers them and the steps of training."""
+        """Return the number of full-batch steps that a `FirstRelease` counts as. Its noise is that of their mean, and
+        one plan covers them and the steps of training."""
         return 0
 
     @property
@@ -324,19 +324,19 @@ def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | 
 @runtime_checkable
 class Freezes(Protocol):
     """An algorithm that trains a linear classifier on features, after a map that it fixes first. One that returns a
-    `Release` has a `first_share` or `first_steps` above 0."""
+    `FirstRelease` has a `first_share` or `first_steps` above 0."""
 
     @property
     def offsets(self) -> int: ...
 
     def width(self, d: int) -> int: ...
 
-    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | FirstRelease:
         """Return the map, or the release that it is decoded from. public: features [m, d] with labels."""
         ...
 
 
-def map_of(algorithm: Algorithm, public: Split | None, d: int, random: Random) -> Frozen | Release | None:
+def map_of(algorithm: Algorithm, public: Split | None, d: int, random: Random) -> Frozen | FirstRelease | None:
     """Return what comes before the linear classifier of `algorithm` on d features, with rows of norm 1 if its `unit`
     asks for them; None if nothing does."""
     if not isinstance(algorithm, Freezes):

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Frozen, Release, Scaling
+from pubsel.algorithms import FirstRelease, Frozen, Scaling
 
 SHARE = 0.15  # of mu^2, for the histogram
 FEWEST = 2.0  # n mu of the histogram over the root of the number of columns, from which it is worth its price
@@ -80,7 +80,7 @@ def by_public(public: Tensor, raw: int) -> Scaling:
     return widened(scaling_of(counts_in_bins(public[:, :raw])), public.shape[1])
 
 
-def released(raw: int, d: int, mu: float, length: float) -> Release:
+def released(raw: int, d: int, mu: float, length: float) -> FirstRelease:
     """Return the noisy histogram of the first `raw` of d columns, with what is made of it: the columns in their scale,
     in rows of norm `length`.
 
@@ -93,4 +93,4 @@ def released(raw: int, d: int, mu: float, length: float) -> Release:
         scaling = scaling_of(noisy.view(raw, -1), sensitivity / mu)
         return Frozen(unit=True, length=length).scaled(widened(scaling, d))
 
-    return Release(lambda x: counts_in_bins(x[:, :raw]).flatten(), decode, sensitivity, raw * (len(edges()) - 1))
+    return FirstRelease(lambda x: counts_in_bins(x[:, :raw]).flatten(), decode, sensitivity, raw * (len(edges()) - 1))

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.random_projection import GaussianRandomProjection
 from torch import Tensor
 
-from pubsel.algorithms import Frozen, Mechanism, Random, Release, View, needed
+from pubsel.algorithms import FirstRelease, Frozen, Mechanism, Random, View, needed
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split
 from pubsel.gradients.matrix import clip_factors, row_norms
@@ -58,7 +58,7 @@ def random_projection(d: int, k: int, seed: int) -> Frozen:
     return Frozen(projection=torch.from_numpy(projection.components_.T).float())
 
 
-def noisy_covariance(public: Tensor, k: int) -> Release:
+def noisy_covariance(public: Tensor, k: int) -> FirstRelease:
     """Return the top k eigenvectors of a noisy second-moment matrix (Dwork, Talwar, Thakurta, Zhang: Analyze Gauss,
     STOC 2014).
 
@@ -91,7 +91,7 @@ def noisy_covariance(public: Tensor, k: int) -> Release:
         top = torch.linalg.eigh(from_triangle(noisy, d)).eigenvectors[:, -k:].flip(1)  # [d, k]
         return Frozen(shift, (top / scale[:, None]).float())
 
-    return Release(sums, decode, 1.0, d * (d + 1) // 2)
+    return FirstRelease(sums, decode, 1.0, d * (d + 1) // 2)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Pillar(FixedClipping):
     def numbers(self, view: View) -> int:
         return 0
 
-    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | FirstRelease:
         # PILLAR without its PCA: its authors' code does so for the methods that it compares with
         if self.projection == Projection.scale:
             scaler = StandardScaler().fit(needed(public, self.name).x.double().numpy())

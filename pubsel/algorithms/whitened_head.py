@@ -29,7 +29,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Facts, Frozen, Mechanism, Random, Release, View, check_labels, columns, roots
+from pubsel.algorithms import Facts, FirstRelease, Frozen, Mechanism, Random, View, check_labels, columns, roots
 from pubsel.algorithms.adamix import weight_of
 from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise, steps_by_noise
 from pubsel.data import Split
@@ -274,7 +274,7 @@ class WhitenedHead(Clipping):
     def numbers(self, view: View) -> int:
         return 0
 
-    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | Release:
+    def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | FirstRelease:
         """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
         rows of one length; of rows that are no images, less all of the mean but as much as one feature has. Of a table,
         columns in their scale come first, which a histogram of private rows gives if there are no public ones."""

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from pubsel.algorithms import Algorithm, Freezes, Frozen, Mechanism, Release, View
+from pubsel.algorithms import Algorithm, FirstRelease, Freezes, Frozen, Mechanism, View
 from pubsel.attacks.noise import followed, watched
 from pubsel.attacks.witness import SURE
 from pubsel.data import Split
@@ -72,9 +72,9 @@ class Losses:
         if isinstance(algorithm, Freezes):
             frozen = algorithm.frozen
 
-            def wrapped(*arguments: Any) -> Frozen | Release:
+            def wrapped(*arguments: Any) -> Frozen | FirstRelease:
                 result = frozen(*arguments)
-                return self._look_at_release(result) if isinstance(result, Release) else result
+                return self._look_at_release(result) if isinstance(result, FirstRelease) else result
 
             other.frozen = wrapped  # type: ignore[attr-defined]
         return other
@@ -99,7 +99,7 @@ class Losses:
 
         return followed(mechanism, view.batch_size, next(view.model.parameters()).device, judge)
 
-    def _look_at_release(self, release: Release) -> Release:
+    def _look_at_release(self, release: FirstRelease) -> FirstRelease:
         """Return the release, which now records the contribution of each row, and its noise."""
         assert self.first is not None
         planned = self.first.noise_multiplier * release.sensitivity

@@ -535,12 +535,12 @@ def open_dataset(
     read; columns: of a table, that are read; empty: all; labelled: whether rows must have labels.
     """
     path = Path(name).expanduser()
-    if memory.held(name) is not None:
+    if memory.of_memory(name) is not None:
         source = _open_held(name, unit, read or Read(), columns, labelled)
     elif is_path(name) and path.exists() and is_texts(path, read or Read()):
         source = _open_texts(name, unit, read or Read(), labelled)
     elif is_path(name) and path.exists() and is_rows(path, read or Read()):
-        source = _open_rows(name, unit, read or Read(), columns, labelled)
+        source = _of_rows(name, read_rows(Path(name).expanduser(), unit, read or Read(), columns, labelled))
     elif is_path(name):
         source = _open_path(name, data_root, keep, unit, read or Read())
     else:
@@ -748,9 +748,9 @@ def _of_decoded(classes: int, opened: decoded.Decoded) -> Source:
 def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
     """Return what is in memory. Private examples are all trained on: in place of a test part is a made-up example of
     each class (`_untested`)."""
-    held, path = memory.held(name), Path(name)
+    held, path = memory.of_memory(name), Path(name)
     assert held is not None
-    read = dataclasses.replace(read, label=memory.labels_of(held.frame))
+    read = dataclasses.replace(read, label=memory.label_columns(held.frame))
     if held.x is None and memory.PATH in held.frame:
         listed = tables.list_table(path, unit, dataclasses.replace(read, path=memory.PATH))
         listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
@@ -773,11 +773,6 @@ def _untested(source: Source) -> Source:
     x = torch.from_numpy(draw.randint(0, 256, (len(y), *source.train.x.shape[1:]))).to(source.train.x.dtype)
     groups = source.groups and (source.groups[0], torch.arange(len(y)))  # of nobody
     return source._replace(test=Split(x, y), files=None, groups=groups)
-
-
-def _open_rows(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
-    """Return a user's rows of numbers, as they are used."""
-    return _of_rows(name, read_rows(Path(name).expanduser(), unit, read, columns, labelled))
 
 
 def _of_rows(name: str, rows: Vectors) -> Source:

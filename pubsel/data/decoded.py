@@ -277,7 +277,7 @@ def _unreadable(
         which = first_of((names[i] for i in sorted(errors)), NAMED)
         text = f"{this.name}: {len(first)} of {len(readable)} images cannot be read: {which}"
         file = folder.with_suffix(UNREADABLE)
-        if memory.held(this.name) is not None:  # of which nothing is kept
+        if memory.of_memory(this.name) is not None:  # of which nothing is kept
             raise UserError(f"{text}; skip=true leaves them out")
         with contextlib.suppress(UserError):
             write_whole(file, "".join(f"{error}\n" for error in first), private=True)

@@ -18,10 +18,11 @@ from torch import Tensor
 from pubsel.files import digest
 from pubsel.messages import UsageError
 
+NO_LABELS = "no labels"  # in place of labels of public examples that have none
 LABEL, PERSON, PATH = "label of a row", "person", "path of an image"  # columns that are added to a table
 
 
-class Held(NamedTuple):
+class InMemory(NamedTuple):
     """Private or public examples in memory. frame: a table, with labels and people; or x: images, uint8 [n, c, h, w],
     whose table has these alone."""
 
@@ -36,16 +37,16 @@ class Held(NamedTuple):
         return digest([*map(str, self.frame.columns), values, *images])
 
 
-_HELD: dict[str, Held] = {}
+_HELD: dict[str, InMemory] = {}
 
 
-def held(name: str | Path) -> Held | None:
+def of_memory(name: str | Path) -> InMemory | None:
     """Return what is held under a name; None: nothing is."""
     return _HELD.get(str(name))
 
 
 @contextmanager
-def holding(*several: Held | None) -> Iterator[list[str]]:
+def holding(*several: InMemory | None) -> Iterator[list[str]]:
     """Hold examples inside, and return their names; of None an empty one."""
     names = ["" if each is None else str(Path("in_memory") / f"{each.key}.parquet") for each in several]
     _HELD.update({name: each for name, each in zip(names, several, strict=True) if each is not None})
@@ -56,12 +57,15 @@ def holding(*several: Held | None) -> Iterator[list[str]]:
             _HELD.pop(name, None)
 
 
-def examples_in(x: Any, y: Any = None, groups: Any = None) -> Held:
+def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     """Return examples as they are held. x: rows of numbers (an array, a tensor or a sparse matrix [n, d], a pandas
     table), images (uint8 arrays or PIL images of one size, or a tensor [n, c, h, w]), paths of images, or a data set of
     torch or of Hugging Face, of which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a
-    column; None: they are in x. groups: whose each example is, [n]. UsageError if it is of another kind."""
-    if hasattr(x, "__getitem__") and hasattr(x, "__len__") and y is None and not isinstance(x, pd.DataFrame):
+    column; None: they are in x; NO_LABELS: there are none. groups: whose each example is, [n]. UsageError if it is of
+    another kind."""
+    if isinstance(y, str) and y == NO_LABELS:
+        y = None
+    elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
         x, y = _of_items(x)
     if isinstance(x, pd.DataFrame):
         frame, images = x.rename(columns=str).reset_index(drop=True), None
@@ -85,10 +89,10 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> Held:
             frame = pd.concat([frame, pd.DataFrame(values.astype(np.int64), columns=names)], axis=1)
         else:
             frame = frame.assign(**{column: values})
-    return Held(frame, images)
+    return InMemory(frame, images)
 
 
-def labels_of(frame: pd.DataFrame) -> str | list[str] | None:
+def label_columns(frame: pd.DataFrame) -> str | list[str] | None:
     """Return the column of labels, or those of 0 and 1 if an example may have several; None: it has none."""
     several = [name for name in frame if name.startswith(f"{LABEL} ")]
     return several or (LABEL if LABEL in frame else None)

@@ -234,7 +234,7 @@ def _as_texts(frame: pd.DataFrame) -> Rows:
 
 def _parquet(table: Path, rows: bool = True) -> pd.DataFrame:
     """Return a parquet file, or a table in memory; without its rows, its columns alone."""
-    if (held := memory.held(table)) is not None:
+    if (held := memory.of_memory(table)) is not None:
         return held.frame
     try:
         if not rows:

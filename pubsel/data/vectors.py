@@ -419,13 +419,9 @@ def _bounds(features: pd.DataFrame, bounds: Any) -> dict[str, list[Any]]:
     with reading(file, 'a JSON file such as {"age": [0, 120], "sex": ["f", "m"]}'):
         values = json.loads(plain(file).read_text(encoding="utf-8"))
     for name, given in values.items() if isinstance(values, dict) else [("", values)]:
-        words = isinstance(given, list) and bool(given) and all(isinstance(value, str) for value in given)
-        if not words and not (name and _is_range(given)):
+        values_of = given if isinstance(given, list) else []
+        words = bool(values_of) and all(isinstance(value, str) for value in values_of)
+        numbers = len(values_of) == 2 and all(isinstance(value, int | float) for value in values_of)
+        if not words and not (name and numbers and -np.inf < values_of[0] < values_of[1] < np.inf):
             raise UserError(f"{file}: {name or 'it'} has {given}: give [least, most], or a list of words, by column")
     return dict(values)
-
-
-def _is_range(given: Any) -> bool:
-    """Return whether a value is [least, most]."""
-    numbers = isinstance(given, list) and len(given) == 2 and all(isinstance(v, int | float) for v in given)
-    return numbers and -np.inf < given[0] < given[1] < np.inf

@@ -41,7 +41,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.algorithms import Facts, Release
+from pubsel.algorithms import Facts, FirstRelease
 from pubsel.algorithms.whitened_head import MOMENTUM, WhitenedHead, residual_at_zero
 from pubsel.data import Split
 from pubsel.distances import Between, Distance, Draw
@@ -156,7 +156,7 @@ class Whitening(Distance):
             except UsageError:
                 same = f"distance=whitening: the features of {name} are the same for all examples: leave it out"
                 raise UsageError(same) from None
-            assert not isinstance(frozen, Release)  # features have a scale
+            assert not isinstance(frozen, FirstRelease)  # features have a scale
             z = nn.functional.pad(frozen(x.float()).double(), (0, 1), value=1.0)  # with the feature of the bias
             return unexplained(z, residuals, halves, descent_of(head), several)
 

@@ -96,8 +96,8 @@ def load_text_encoder(backbone: Backbone, device: torch.device) -> TextEncoder:
         raise UserError(f"{key}: {folder} has no config.json: give the folder that transformers has saved it in")
 
     pooling = _pooling(folder)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         net, about = transformers.AutoModel.from_pretrained(

@@ -108,7 +108,9 @@ def regions(public: Tensor, name: str) -> Regions:
     leftover = np.nan_to_num(1 - squared / np.square(rows).sum(1), nan=1.0)
     inside /= np.sqrt(np.maximum(squared, 1e-300))[:, None]
 
-    several = max(1, min(MOST_REGIONS, m // EACH))
+    # of few features rows of norm 1 may be few different ones, and no two regions have one centre
+    different = len(np.unique(inside.round(9), axis=0))
+    several = max(1, min(MOST_REGIONS, m // EACH, different))
     clusters = KMeans(several, n_init=3, random_state=0).fit(inside)
     shares = np.bincount(clusters.labels_, minlength=several).tolist()
     return Regions(

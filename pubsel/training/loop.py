@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.algorithms import Algorithm, Finishes, Frozen, Mechanism, Pretrains, Release, View
+from pubsel.algorithms import Algorithm, Finishes, FirstRelease, Frozen, Mechanism, Pretrains, View
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
 from pubsel.files import give_back, plain, unreadable, whole
@@ -120,7 +120,7 @@ def noisy_mean(
 
 
 def noisy_sum(
-    release: Release,
+    release: FirstRelease,
     x: Tensor,
     noise_multiplier: float,
     source: Source,

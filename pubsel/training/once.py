@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pubsel import models
-from pubsel.algorithms import Freezes, Frozen, Release, Solves, map_of
+from pubsel.algorithms import FirstRelease, Freezes, Frozen, Solves, map_of
 from pubsel.cell import Cell, Spending, tensors, units_of
 from pubsel.data import Split, Task
 from pubsel.files import plain, unreadable
@@ -116,7 +116,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: boo
             return None
         raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
     release = map_of(algorithm, task.public, task.private.x.shape[1], public_stream(cell.name))
-    if not isinstance(release, Release):
+    if not isinstance(release, FirstRelease):
         return release
     if first is None and cell.budget.epsilon != math.inf:
         raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
