@@ -133,5 +133,5 @@ def test_options_of_ones_own(tmp_path: Path) -> None:
 def test_importing_it_takes_no_torch() -> None:
     code = "import pubsel, sys; assert 'torch' not in sys.modules and 'pandas' not in sys.modules; pubsel.train"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert set(pubsel.__all__) == {"Record", "load", "open_dataset", "rank", "train"}
+    assert set(pubsel.__all__) == {"Record", "fit", "load", "open_dataset", "rank", "train"}
     assert (Path(pubsel.__file__).parent / "py.typed").exists()
