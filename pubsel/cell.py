@@ -291,7 +291,10 @@ def guarantee(
     if sigma is not None:
         if plan.rate < 1:
             raise UsageError(f"privacy.noise_multiplier={sigma}: for full batches: set training.batch_size to {n}")
-        plan = plan._replace(steps=accountant.most_steps(epsilon, delta, sigma))
+        steps = accountant.most_steps(epsilon, delta, sigma) - algorithm.first_steps
+        if steps < 1:
+            raise UsageError(f"privacy.noise_multiplier={sigma}: no step is left after the first release: raise it")
+        plan = plan._replace(steps=steps)
     # or it counts as so many of the full-batch steps of training, the mean of which has less noise
     steps = plan.steps + algorithm.first_steps
     spend = accountant.plan(epsilon, delta, plan.rate, steps, algorithm.sensitivity(), budget.accounting)

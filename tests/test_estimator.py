@@ -146,6 +146,7 @@ def test_several_labels_an_example():
         ([["a", "b"]] * 569, Y, "give rows of numbers"),
         (IMAGES.astype(float), DIGIT, "give rows of numbers"),
         (X, np.zeros(569), "one class"),
+        (pd.DataFrame({"a": X[:, 0], "day": pd.date_range("2020-01-01", periods=569)}), Y, "1 columns have words: day"),
         (X, X[:, 0], "more classes|classes of"),
         (X, np.where(Y, "cat", "Cat "), "one class|differ in how they are written"),
         (X, [None] * 569, "no row has a label|one class"),

@@ -104,6 +104,15 @@ def test_one_plan_pays_for_the_histogram_and_the_steps(tmp_path, cli):
     assert [line["epsilon"] for line in lines if line["state"] == "begun"] == [privacy["epsilon"]]
 
 
+def test_steps_of_a_noise_leave_room_for_the_histogram(tmp_path, cli):
+    path = table(tmp_path / "t.csv", people(400))
+    done(cli, "run", *ROWS, f"pair.private={path}", "epsilon=1", "privacy.noise_multiplier=30")
+    privacy = pubsel.load(next((tmp_path / "results" / "runs").iterdir()))["privacy"]
+    assert privacy["noise_multiplier"] == 30
+    assert 0.9 < privacy["epsilon"] <= 1
+    assert privacy["steps"] > 20
+
+
 def test_the_histogram_has_the_noise_of_its_share():
     algorithm = build("whitened_head").derived(Facts(n=5000, d=3, mu=0.3, raw=3))
     assert algorithm.scales
@@ -156,6 +165,18 @@ def test_a_table_of_numbers_is_read_by_its_columns(tmp_path):
     assert float(x[:, 3].sum()) == 100
     assert float(x[:, 4].sum()) == 200  # in any case, with blanks
     assert sorted(x[:, 2].tolist()) == pytest.approx(sorted(frame["age"] / 50 - 1), abs=1e-6)
+
+
+def test_no_single_value_makes_a_column_one_of_words(tmp_path):
+    frame = people(100).astype({"age": object})
+    frame.loc[7, "age"] = "about 40"
+    path = table(tmp_path / "t.csv", frame)
+    with pytest.raises(UserError, match="1 values in columns of numbers are none, such as 'about 40'"):
+        load(Pair(private=path, public=None, m=1), "", False)
+    accepted = load(Pair(private=path, public=None, m=1, read=Read(accept=["missing"])), "", False)
+    assert [field.name for field in accepted.columns] == ["age", "income", "tiny"]
+    x = torch.cat([accepted.private.x, accepted.test.x])
+    assert int(x.isnan().sum()) == 1
 
 
 def test_what_names_people_is_no_feature(tmp_path):

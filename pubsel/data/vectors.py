@@ -352,7 +352,10 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
     features = features[[name for name in features if name not in left]]
 
     # words need a public list: one that is made of private values would be a release of them
-    words = [name for name in features if features[name].dtype.kind not in "fiub" and name not in bounds]
+    words, wrong = _words_in(features[[name for name in features if name not in bounds]])
+    if wrong:
+        text = f"{table.name}: {len(wrong)} values in columns of numbers are none, such as {first_of(map(repr, wrong))}"
+        findings.append(Finding("missing", ERROR, text, "correct them; accepted, they are missing"))
     if words:
         values = features[words[0]].dropna()
         text = f"{table.name}: {len(words)} columns have words: {first_of(words, 4)} (such as {first_of(values)!r})"
@@ -406,6 +409,20 @@ def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> 
         text = f"{table.name}: column {people[0]} names people, and is left out"
         findings.append(Finding("ids", ERROR, text, f"set unit={people[0]}, or a row is protected, not a person"))
     return {*numbered, *people}, findings
+
+
+def _words_in(features: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Return the columns of which more than a tenth are words, or which are dates, and the words in columns of numbers: no single value
+    decides what a column is."""
+    columns, words = list[str](), list[str]()
+    for name in features:
+        values = features[name].dropna()
+        other = values[pd.to_numeric(values, errors="coerce").isna()]
+        if len(other) > OFTEN * len(values) or features[name].dtype.kind in "mM":  # dates
+            columns.append(name)
+        else:
+            words += map(str, other)
+    return columns, words
 
 
 def _bounds(features: pd.DataFrame, bounds: Any) -> dict[str, list[Any]]:
