@@ -412,8 +412,8 @@ def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> 
 
 
 def _words_in(features: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the columns of which more than a tenth are words, or which are dates, and the words in columns of numbers: no single value
-    decides what a column is."""
+    """Return the columns of which more than a tenth are words, or which are dates, and the words in columns of numbers:
+    no single value decides what a column is."""
     columns, words = list[str](), list[str]()
     for name in features:
         values = features[name].dropna()
