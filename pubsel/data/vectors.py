@@ -276,6 +276,8 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     """Return the rows of a table of numbers."""
     frame, answers = tables.features_in(table, MISSING, unit, read, labelled)
     findings = list(answers.findings)
+    if not len(frame):
+        raise UserError(f"{table}: no row has a label")
 
     if like:
         columns = tuple(like)
