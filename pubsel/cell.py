@@ -295,7 +295,7 @@ def guarantee(
         if steps < 1:
             raise UsageError(f"privacy.noise_multiplier={sigma}: no step is left after the first release: raise it")
         plan = plan._replace(steps=steps)
-    # or it counts as so many of the full-batch steps of training, the mean of which has less noise
+    # or it is paid for as some more full-batch steps, whose mean has less noise than one of them
     steps = plan.steps + algorithm.first_steps
     spend = accountant.plan(epsilon, delta, plan.rate, steps, algorithm.sensitivity(), budget.accounting)
     if sigma is not None:

@@ -28,7 +28,7 @@ NOT_RELEASED = ("utility", "utility_interval", "on_test", "selection", "notes", 
 
 
 class Release:
-    """A model that may be given away, in a folder of its own that goes with this object unless it is saved.
+    """A model that may be given away. Its folder is temporary and is deleted with this object; `save` copies it.
 
     record: what was trained and with which guarantee (`records.RECORD`), without what is not released; privacy: the
     statement, epsilon, delta and unit; card: README.md of the folder; classes: the labels, in the order of the columns
@@ -36,7 +36,7 @@ class Release:
     """
 
     def __init__(self, folder: Path, record: dict[str, Any], labels: Sequence[Any], kept: Any = None):
-        self.folder, self._kept = folder, kept  # a temporary folder goes with this object
+        self.folder, self._kept = folder, kept  # which deletes the folder once nothing refers to it
         self.record = {key: value for key, value in record.items() if key not in NOT_RELEASED}
         self.privacy: dict[str, Any] = self.record["privacy"]
         with composed("predict", words_of({"run": folder})) as values:

@@ -136,7 +136,7 @@ def test_arrays_of_an_npz_name_the_people(tmp_path):
     np.savez(path, **values)
     for wrong in (values["lesion_train"], np.linspace(0, 1, len(names["train"]))):
         np.savez(path, **(values | {"lesion_train": wrong}))
-        not_opened(str(path), "", "lesion_train does not name the person of each image", UserError, "lesion")
+        not_opened(str(path), "", "lesion_train does not name the person of each example", UserError, "lesion")
     not_opened(str(path), "", "no array train_patient, test_patient", UserError, "patient")
     not_opened("digits", "", "digits does not tell whose images", UsageError, "patient")
 

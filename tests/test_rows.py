@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_breast_cancer
 
 import pubsel
+import pubsel.release.run
+import pubsel.training.once
 from pubsel.algorithms import Facts, Frozen, columns
 from pubsel.data import load, open_dataset
 from pubsel.data.vectors import Field, as_rows
@@ -19,7 +21,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
 from pubsel.settings.keys import Pair, Read, Scale
 from pubsel.training.loop import noisy_sum
-from tests.made import build, done, failed, hurtful, secret
+from tests.made import build, done, failed, hurtful, interrupted, secret
 
 ROWS = "model=rows algorithm=whitened_head pair.public=null".split()
 
@@ -102,6 +104,34 @@ def test_one_plan_pays_for_the_histogram_and_the_steps(tmp_path, cli):
     (ledger,) = (tmp_path / "results" / "ledger").glob("*.jsonl")
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert [line["epsilon"] for line in lines if line["state"] == "begun"] == [privacy["epsilon"]]
+
+
+def test_a_stopped_run_keeps_its_histogram(tmp_path, cli, monkeypatch):
+    """It is drawn once, and in the ledger once: noise of the system would be other noise."""
+    words = ["run", *ROWS, f"pair.private={table(tmp_path / 't.csv', people(400))}", "epsilon=1"]
+    words += ["privacy.secure_noise=true"]
+    with monkeypatch.context() as patch:
+        patch.setattr(pubsel.release.run, "fit", interrupted)
+        assert cli(*words)[0] == 130
+    (path,) = (tmp_path / "results" / "runs").glob("*/release.pt")
+    centre, scale, _ = torch.load(path, weights_only=True)["drawn"]["scaling"]
+    monkeypatch.setattr(pubsel.training.once, "noisy_sum", interrupted)
+    done(cli, *words)
+    weights = torch.load(path.with_name("model.pt"), weights_only=True)
+    assert torch.equal(weights["frozen.centre"], centre)
+    assert torch.equal(weights["frozen.scale"], scale)
+    (ledger,) = (tmp_path / "results" / "ledger").glob("*.jsonl")
+    assert [json.loads(line)["state"] for line in ledger.read_text().splitlines()].count("begun") == 1
+
+
+def test_an_audit_claims_what_the_run_states(tmp_path, cli):
+    path = table(tmp_path / "t.csv", people(400))
+    words = [*ROWS, f"pair.private={path}", "epsilon=1"]
+    done(cli, "audit", *words, "audit.canaries=50", "audit.kind=black_box")
+    (record,) = (tmp_path / "results" / "audits").glob("*/result.json")
+    assert json.loads(record.read_text())["claimed"] == pytest.approx(1)
+    err = failed(cli, "audit", *words, "audit.kind=per_instance")
+    assert "audit.kind=per_instance: columns of a table" in err
 
 
 def test_steps_of_a_noise_leave_room_for_the_histogram(tmp_path, cli):
@@ -239,6 +269,21 @@ def test_parts_of_arrays_are_those_of_their_owner(tmp_path):
     source = read(str(tmp_path / "a.npz"))
     assert (len(source.train.x), len(source.test.x), source.names) == (50, 16, ("a", "b"))
     assert source.test.y.sum() == 7
+
+
+@pytest.mark.parametrize("parts", [[""], ["train", "test"]])
+def test_people_of_arrays_are_on_one_side(tmp_path, parts):
+    arrays = {}
+    for i, part in enumerate(parts):
+        who = np.array([f"{i} {j // 5}".encode() for j in range(50)])
+        arrays |= {f"x_{part}".strip("_"): X, f"y_{part}".strip("_"): np.arange(50) % 2, f"who_{part}".strip("_"): who}
+    np.savez(tmp_path / "a.npz", **arrays)
+    train, test = (set(groups.tolist()) for groups in read(str(tmp_path / "a.npz"), "who").groups)
+    assert len(train | test) == 10 * len(parts)
+    assert not train & test
+    np.savez(tmp_path / "a.npz", **arrays | {f"who_{parts[0]}".strip("_"): np.arange(7)})
+    with pytest.raises(UserError, match="does not name the person of each example"):
+        read(str(tmp_path / "a.npz"), "who")
 
 
 def test_npy_files_and_folders_have_labels_next_to_them(tmp_path):

@@ -5,7 +5,7 @@ Columns of a table differ by orders, so that a row of norm 1 would be one column
 
 A histogram of each column has bins at half octaves of the magnitude, from 2^-20 to 2^20, of both signs: nobody needs
 to know in which unit a column is. Counts that noise alone may reach are zero; of the others come mean and deviation,
-with values beyond the quantiles TAIL and 1 - TAIL moved to these. docs/method.md shows what the constants were chosen
+of values clipped to the quantiles TAIL and 1 - TAIL. docs/method.md shows what the constants were chosen
 by, and on which tables.
 """
 
@@ -54,7 +54,7 @@ def scaling_of(counts: Tensor, noise: float = 0.0) -> Scaling:
     empty = kept.sum(1, keepdim=True) <= 0
     kept = torch.where(empty & near, counts.clamp(min=1e-3), kept)
 
-    # mean and deviation, once what lies beyond both quantiles is moved to these
+    # mean and deviation of the values, clipped to the two quantiles
     shares = kept / kept.sum(1, keepdim=True)
     below = shares.cumsum(1)
     first = (below < TAIL).sum(1).clamp(max=len(middle) - 1)

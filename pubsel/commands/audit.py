@@ -173,7 +173,8 @@ def _planned(audited: Audited, what: str, task: Task, weaker: bool) -> tuple[Pla
     if weaker:
         less = [part and part._replace(noise_multiplier=part.noise_multiplier * CONTROL) for part in (plan, first)]
         planned = planned._replace(what=f"{what} control", plan=less[0], first=less[1])
-    return planned, plan, first
+    # a release that counts as steps is in the plan of training, whose epsilon is that of both
+    return planned, plan, None if cell.algorithm.first_steps else first
 
 
 def _with_canaries(audited: Audited) -> dict[str, Any]:
@@ -320,6 +321,11 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
     labels, every = audited.task.private.y, audited.audit.every
     planned, plan, first = _planned(audited, "training", audited.task, weaker)
     assert plan is not None
+    if audited.cell.algorithm.first_steps:
+        raise UsageError(
+            "audit.kind=per_instance: columns of a table get their scale by a release within the plan of training, "
+            "whose part of a loss is not followed: set pair.read.bounds, or take another kind"
+        )
     losses = Losses(labels, plan, every, first)
     followed = losses.watching(audited.cell.algorithm)
     prepared = planned.prepared(followed, audited.task)

@@ -428,8 +428,8 @@ class TableRow(dict[str, str]):
 
 
 def rows_of(table: Path, columns: Sequence[str], between: str = ",", most: int | None = None) -> list[TableRow]:
-    """Return the rows of a CSV, at most so many. between: the characters of which its first line shows which one
-    separates its columns. UserError if it is absent, empty or no CSV, or lacks one of the columns."""
+    """Return the rows of a CSV. between: characters that may separate its columns, of which its first line decides;
+    most: the number of rows to read. UserError if it is absent, empty or no CSV, or lacks one of the columns."""
     try:
         with open_text(table) as file:
             delimiter = delimiter_of(file.readline(), between)

@@ -59,11 +59,11 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None, uni
     _check_both(path, (train.x.shape[1:], test.x.shape[1:]), (train.y, test.y), classes, shape)
     if not unit:
         return Parts(train, test)
-    people = _people(path, unit, ("train", "test"), (len(train.y), len(test.y)))
+    people = people_in(path, unit, ("train", "test"), (len(train.y), len(test.y)))
     return Parts(train, test, groups=numbered(people[: len(train.y)], people[len(train.y) :]))
 
 
-def _people(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) -> list[str]:
+def people_in(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) -> list[str]:
     """Return the names of the people that the examples of all parts are of, by the arrays that `unit` names; counts: of
     examples of each part."""
     # published files put the name of a part first or last
@@ -77,7 +77,9 @@ def _people(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) 
     arrays = arrays_of(path, names)
     for name, n in zip(names, counts, strict=True):
         if arrays[name].shape != (n,) or arrays[name].dtype.kind not in "iuUS":
-            raise UserError(f"{path}: {name} does not name the person of each image: store {n} integers or texts in it")
+            raise UserError(
+                f"{path}: {name} does not name the person of each example: store {n} integers or texts in it"
+            )
     people = [person for name in names for person in arrays[name].tolist()]
     return [person.decode(errors="replace") if isinstance(person, bytes) else str(person) for person in people]
 
@@ -128,7 +130,7 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
     )
     if not unit:
         return listed
-    people, about_people = people_of(path.name, _people(path, unit, parts, [stream.n for stream in streams]))
+    people, about_people = people_of(path.name, people_in(path, unit, parts, [stream.n for stream in streams]))
     return listed._replace(people=people, findings=(*findings, *about_people))
 
 

@@ -24,7 +24,7 @@ from pubsel.data.findings import ERROR, NOTE, Finding, first_of
 from pubsel.data.folders import TABLES, TEST, TEST_FRACTION, TRAIN, VALIDATION
 from pubsel.data.images import MOST
 from pubsel.data.overlap import digests
-from pubsel.data.prepared import arrays_of, classes_of, names_in, shape_in
+from pubsel.data.prepared import arrays_of, classes_of, names_in, people_in, shape_in
 from pubsel.data.splits import Split
 from pubsel.files import npy_map, plain, reading
 from pubsel.messages import UsageError, UserError
@@ -97,7 +97,6 @@ class Vectors(NamedTuple):
     columns: tuple[Field, ...] = ()
     raw: int | None = None  # how many columns, the first ones, have no known scale; None: x are features
     findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 class Sides(NamedTuple):
@@ -155,7 +154,7 @@ def parts_of(name: str, rows: Vectors) -> Sides:
         splits.append(Split(rows.x[places], rows.y[places]))
         groups.append(torch.empty(0) if rows.people is None else torch.from_numpy(rows.people[at]))
     whose = None if rows.people is None else (groups[0], groups[1])
-    return Sides(splits[0], splits[1], whose, (*rows.notes, *notes), (where[0], where[1]))
+    return Sides(splits[0], splits[1], whose, tuple(notes), (where[0], where[1]))
 
 
 # Arrays
@@ -192,17 +191,9 @@ def _of_npz(path: Path, unit: str | None) -> Vectors:
     of_part = np.repeat([part not in ("", "train") for part in parts], [len(part) for part in x])
     test = of_part if of_part.any() else None
 
-    # whose a row is: one array for each part
     people = None
     if unit is not None:
-        spelt = [[unit] if not part else [f"{part}_{unit}", f"{unit}_{part}"] for part in parts]
-        there = set(names_in(path))
-        keys = [next((name for name in ways if name in there), ways[0]) for ways in spelt]
-        persons = arrays_of(path, keys)
-        wrong = [key for key, part in zip(keys, x, strict=True) if persons[key].shape != (len(part),)]
-        if wrong:
-            raise UserError(f"{path}: {wrong[0]} does not name the person of each row: store one value for each")
-        people, more = people_of(path.name, [str(value) for key in keys for value in persons[key].tolist()])
+        people, more = people_of(path.name, people_in(path, unit, list(parts), [len(part) for part in x]))
         findings = (*findings, *more)
     return Vectors(torch.cat(x), y, test, len(names), names, people, findings=findings)
 
