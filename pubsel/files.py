@@ -12,6 +12,7 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -21,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from pubsel.messages import UserError, cannot_write, duration, limit, say
+from pubsel.messages import UserError, cannot_write, duration, gib, limit, say
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +36,7 @@ DAMAGE = (OSError, ValueError, EOFError)
 # A private map may be written to, so the system would promise memory for all of it, and refuse more than it has.
 UNPROMISED = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 AT_ONCE = 2**27  # bytes of a mapped tensor that a pass over all of it holds in memory
+AROUND = 2**16  # bytes that the system maps around one that is read
 
 
 # Locks
@@ -316,6 +318,40 @@ def _maps() -> Any:
     from torch.utils.weak import WeakTensorKeyDictionary
 
     return WeakTensorKeyDictionary()
+
+
+def gathered(parts: Iterable["Tensor"], n: int) -> "Tensor":
+    """Return parts with n rows in all as one tensor on the CPU; of AT_ONCE bytes or more, it is mapped from a file
+    without a name, so that memory holds little of it. UserError if the file cannot be written."""
+    import torch
+
+    parts = iter(parts)
+    first = next(parts)
+    row = first[:1].nbytes
+    if n * row < AT_ONCE or len(first) == n:
+        return torch.cat([first, *parts])
+    try:
+        with tempfile.TemporaryFile() as file:  # only its owner may read it, and it is gone with the process
+            for part in itertools.chain([first], parts):
+                file.write(part.contiguous().cpu().numpy().data)
+            file.flush()
+            return mapped(file_map(file, 0, (n, *first.shape[1:]), first.cpu().numpy().dtype))
+    except OSError as error:
+        raise cannot_write(f"{gib(n * row)} in {tempfile.gettempdir()}, which TMPDIR names", error) from None
+
+
+def taken(x: "Tensor", places: "Tensor") -> "Tensor":
+    """Return the rows of x [n, ...] at some places, int64 [m], as `gathered` does."""
+    if not len(places):
+        return x[places]
+    rows = max(1, AT_ONCE // max(AROUND, x[:1].nbytes))
+
+    def parts() -> Iterator["Tensor"]:
+        for some in places.split(rows):
+            yield x[some]
+            give_back(x)
+
+    return gathered(parts(), len(places))
 
 
 def give_back(x: "Tensor") -> None:

@@ -1,5 +1,6 @@
 """Rows of numbers as data: how tables and arrays are read, columns in one scale, and a release that reads the same."""
 
+import dataclasses
 import json
 import math
 
@@ -14,8 +15,9 @@ from sklearn.datasets import load_breast_cancer
 import pubsel
 import pubsel.release.run
 import pubsel.training.once
+from pubsel import files
 from pubsel.algorithms import Facts, Frozen, columns
-from pubsel.data import load, open_dataset
+from pubsel.data import load, open_dataset, vectors
 from pubsel.data.vectors import Field, as_rows
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
@@ -246,6 +248,73 @@ def test_parquet_and_lists_of_numbers_are_read(tmp_path):
     frame.to_parquet(tmp_path / "u.parquet")
     with pytest.raises(UserError, match="lists in column embedding are not of equal length"):
         read(str(tmp_path / "u.parquet"))
+
+
+def saved(folder, frame, lists=(), classes=None):
+    """Write a table as `save_to_disk` of Hugging Face's datasets does, in two files."""
+    import pyarrow
+
+    folder.mkdir(parents=True)
+    types = {name: pyarrow.list_(pyarrow.float32()) for name in lists}
+    features = {name: {"dtype": "float32", "_type": "Value"} for name in frame}
+    if classes:
+        features["label"] = {"names": classes, "_type": "ClassLabel"}
+    files = [f"data-0000{i}-of-00002.arrow" for i in range(2)]
+    for i, name in enumerate(files):
+        part = frame.iloc[i::2]
+        columns = {name: pyarrow.array(list(part[name]), types.get(name)) for name in frame}
+        with pyarrow.OSFile(str(folder / name), "wb") as file:
+            whole = pyarrow.table(columns)
+            with pyarrow.ipc.new_stream(file, whole.schema) as stream:
+                stream.write_table(whole, max_chunksize=7)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in files]}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+    return folder
+
+
+def test_a_folder_of_hugging_face_is_a_table(tmp_path):
+    pytest.importorskip("pyarrow")
+    draw = np.random.RandomState(0)
+    frame = pd.DataFrame({"embedding": list(draw.randn(60, 4).astype("float32")), "label": [1, 0, 1] * 20})
+    source = read(str(saved(tmp_path / "one", frame, ["embedding"], ["no", "yes"])))
+    assert source.names == ("no", "yes") and len(source.train.x) + len(source.test.x) == 60
+    rows = torch.cat([source.train.x, source.test.x]).tolist()
+    assert sorted(rows) == sorted(np.stack(frame["embedding"]).tolist())
+    assert int(torch.cat([source.train.y, source.test.y]).sum()) == 40
+
+    # parts, with a label of -1, which means none
+    parts = tmp_path / "several"
+    for part, of in {"train": frame[:40], "test": frame[40:].assign(label=[-1] + [0, 1] * 9 + [0])}.items():
+        saved(parts / part, of, ["embedding"], ["no", "yes"])
+    (parts / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
+    source = read(str(parts), accept=["unlabelled"])
+    assert (len(source.train.x), len(source.test.x)) == (40, 19)
+
+    frame.at[5, "embedding"] = None
+    with pytest.raises(UserError, match="lists in column embedding are not of equal length, or lack numbers"):
+        read(str(saved(tmp_path / "null", frame, ["embedding"])))
+    texts = frame.drop(columns="embedding").assign(text=["a small text", "another", "yes"] * 20)
+    assert read(str(saved(tmp_path / "texts", texts, classes=["no", "yes"]))).texts.column == "text"
+    (tmp_path / "texts" / "data-00001-of-00002.arrow").write_bytes(b"cut")
+    with pytest.raises(UserError, match="texts cannot be read"):
+        read(str(tmp_path / "texts"))
+
+
+def test_large_rows_are_mapped_and_are_the_same(tmp_path, monkeypatch):
+    x, y = np.random.RandomState(0).randn(300, 5).astype("float16"), np.arange(300) % 3
+    np.save(tmp_path / "a.npy", x)
+    np.save(tmp_path / "a_labels.npy", y)
+    frame = pd.DataFrame(x.astype("float32"), columns=list("abcde")).assign(label=y)
+    table(tmp_path / "a.csv", frame)
+    pair = Pair(private=str(tmp_path / "a.npy"), public=None, m=None, validation=0.2)
+    small = [load(pair, "", False), load(dataclasses.replace(pair, private=str(tmp_path / "a.csv")), "", False)]
+    monkeypatch.setattr(files, "AT_ONCE", 100)
+    monkeypatch.setattr(vectors, "BLOCK", 16)
+    large = [load(pair, "", False), load(dataclasses.replace(pair, private=str(tmp_path / "a.csv")), "", False)]
+    for a, b in zip(small, large, strict=True):
+        for part in ("private", "validation", "test"):
+            assert torch.equal(getattr(a, part).x, getattr(b, part).x)
+        assert b.private.x in files._maps() and a.private.x not in files._maps()
 
 
 X = np.random.RandomState(0).randn(50, 3).astype("float32")

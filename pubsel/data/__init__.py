@@ -326,7 +326,7 @@ def of_public_data(read: Read, name: str) -> Read:
     kept = ("accept", "skip", "labels", "bits", "bounds", "scale")
     rules = Read(**{key: getattr(read, key) for key in kept})
     path = Path(name).expanduser()
-    if not is_path(name) or path.suffix.lower() not in folders.TABLES or path.is_dir():
+    if not is_path(name) or not tables.is_table(path):
         return rules
     columns = {*tables.names_of(path), "none"}
     labels = read.label if isinstance(read.label, list) else [read.label]
@@ -343,8 +343,9 @@ def check_read(name: str, read: Read) -> None:
     of_tables, of_files = ("path", "label", "split", "labels", "text"), ("size", "channels", "bits", "skip")
     path = Path(name).expanduser()
     what = "a set of conf/dataset" if not is_path(name) else "a folder" if path.is_dir() else "arrays"
+    what = "a table" if tables.is_table(path) else what
     unused: tuple[str, ...] = of_tables if what == "a folder" else (*of_tables, *of_files)
-    if what == "arrays" and path.suffix.lower() in folders.TABLES:
+    if what == "a table":
         if not path.exists() or not is_texts(path, read):
             return
         what, unused = "a table of texts", (*of_files, "bounds", "scale")
@@ -723,10 +724,10 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
         raise UserError(f"{name}: no such file or folder")
 
     suffix = path.suffix.lower()
-    if path.is_dir():
-        listed = folders.list_folder(path, unit, read)
-    elif suffix in folders.TABLES:
+    if tables.is_table(path):
         listed = tables.list_table(path, unit, read)
+    elif path.is_dir():
+        listed = folders.list_folder(path, unit, read)
     elif suffix == ".npz":
         listed = prepared.listed_arrays(path, unit)
     else:

@@ -31,6 +31,7 @@ from torch import Tensor
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.overlap import Digests, among, by_content, joined, rows
 from pubsel.data.splits import SEED, SEEDS, Split, in_a_row
+from pubsel.files import taken
 from pubsel.messages import UsageError
 from pubsel.settings.keys import Overlap
 
@@ -406,11 +407,11 @@ def side(split: Split, which: Bools, people: Tensor | None = None) -> tuple[Spli
     the examples of a person then follow each other. If all are chosen, this is the split itself."""
     if people is not None:
         places, sizes = in_a_row(people, torch.from_numpy(np.flatnonzero(which)))
-        return Split(split.x[places], split.y[places]), sizes
+        return Split(taken(split.x, places), split.y[places]), sizes
     if which.all():
         return split, None
     places = torch.from_numpy(np.flatnonzero(which))
-    return Split(split.x[places], split.y[places]), None
+    return Split(taken(split.x, places), split.y[places]), None
 
 
 def _of_published(

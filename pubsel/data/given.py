@@ -116,12 +116,12 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
         x = new_rows(str(name), path, takes.columns)
         return Given(len(x), lambda: ((f"{name}/{i}", row) for i, row in enumerate(x)), lambda: (path,))
     # images are listed only: they may be more than memory holds
-    if path.is_dir():
+    if path.is_dir() and not tables.is_table(path):
         files = folders.all_images(path)
         if not files:
             raise UserError(f"{name}: no images in this folder: expected png, jpg, ... files")
         return Given(len(files), lambda: ((str(file), file) for file in files), lambda: files)
-    if path.suffix.lower() in folders.TABLES:
+    if tables.is_table(path):
         rows = tables.rows_in(path)
         column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, None, "name the column of files path")
         listed = [(row[column], tables.located(path.parent, row[column])) for row in rows]

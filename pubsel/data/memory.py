@@ -33,7 +33,8 @@ class InMemory(NamedTuple):
     def key(self) -> str:
         """Return a digest of the content."""
         images = [] if self.x is None else [f"{tuple(self.x.shape)}", self.x.contiguous().numpy()]
-        values = pd.util.hash_pandas_object(self.frame.astype(str), index=False).to_numpy()
+        texts = self.frame.astype({name: str for name in self.frame if self.frame[name].dtype.kind not in "fiub"})
+        values = pd.util.hash_pandas_object(texts, index=False).to_numpy()
         return digest([*map(str, self.frame.columns), values, *images])
 
 
@@ -68,7 +69,7 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
         x, y = _of_items(x)
     if isinstance(x, pd.DataFrame):
-        frame, images = x.rename(columns=str).reset_index(drop=True), None
+        frame, images = _spread(x.rename(columns=str).reset_index(drop=True)), None
         if isinstance(y, str):
             y, frame = frame[y], frame.drop(columns=y)
     else:
@@ -96,6 +97,18 @@ def label_columns(frame: pd.DataFrame) -> str | list[str] | None:
     """Return the column of labels, or those of 0 and 1 if an example may have several; None: it has none."""
     several = [name for name in frame if name.startswith(f"{LABEL} ")]
     return several or (LABEL if LABEL in frame else None)
+
+
+def _spread(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with its lists of numbers as a column each, called NAME[0], NAME[1], ..."""
+    for name in [name for name in frame if len(frame) and frame[name].map(np.ndim).eq(1).all()]:
+        try:
+            values = np.stack(frame[name].to_list()).astype(np.float32)
+        except (ValueError, TypeError):
+            raise UsageError(f"x: lists in column {name} are not of equal length, or no numbers") from None
+        each = pd.DataFrame(values, columns=[f"{name}[{i}]" for i in range(values.shape[1])])
+        frame = pd.concat([frame.drop(columns=name), each], axis=1)
+    return frame
 
 
 def _of_items(data: Any) -> tuple[list[Any], list[Any]]:

@@ -13,6 +13,7 @@ from pubsel.data.overlap import Digests
 from pubsel.data.splits import Files, Groups, Split, cat
 from pubsel.data.texts import TextInput, Texts
 from pubsel.data.vectors import Field
+from pubsel.files import taken
 
 
 class Source(NamedTuple):
@@ -121,7 +122,7 @@ def _digests(source: Source, part: int, shape: tuple[int, ...]) -> Digests:
 def _rest(source: Source, train: np.ndarray, test: np.ndarray) -> Source:
     """Return the source with some of its examples. train, test: int64 [n], their places in each part."""
     places = [torch.from_numpy(train), torch.from_numpy(test)]
-    splits = [Split(s.x[at], s.y[at]) for s, at in zip((source.train, source.test), places, strict=True)]
+    splits = [Split(taken(s.x, at), s.y[at]) for s, at in zip((source.train, source.test), places, strict=True)]
 
     files = None
     if source.files:

@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pubsel.data import memory
+from pubsel.data import arrow, memory
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import (
     LIKE_TEST,
+    TABLES,
     TEST,
     TRAIN,
     VALIDATION,
@@ -30,7 +31,7 @@ from pubsel.data.folders import (
 )
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
-from pubsel.files import plain, reading, unreadable
+from pubsel.files import reading
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Fold, Read
 
@@ -181,25 +182,31 @@ def numbers_in(table: Path, missing: Sequence[str]) -> pd.DataFrame:
     return _frame(table, names_of(table), missing, ())
 
 
+def is_table(path: Path) -> bool:
+    """Return whether a path is a table: by its suffix, or a folder that `datasets` of Hugging Face saved."""
+    return arrow.is_folder(path) if path.is_dir() else path.suffix.lower() in TABLES
+
+
+def of_arrow(table: Path) -> bool:
+    """Return whether pyarrow reads a table."""
+    return table.suffix.lower() == ".parquet" or table.is_dir()
+
+
 def names_of(table: Path) -> list[str]:
     """Return the names of a table's columns. UserError if it cannot be read."""
-    if table.suffix.lower() == ".parquet":
-        return list(_parquet(table, rows=False).columns)
+    if (held := memory.of_memory(table)) is not None:
+        return list(held.frame.columns)
+    if of_arrow(table):
+        return arrow.names(table)
     return list(rows_of(table, (), DELIMITERS, most=1)[0])
 
 
 def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
     """Return a table with numbers as numbers, and lists of them as a column each. text: columns that are text."""
-    if table.suffix.lower() == ".parquet":
-        frame = _parquet(table)
-        for name in [name for name in columns if name not in text and frame[name].map(np.ndim).eq(1).all()]:
-            try:
-                values = np.stack(frame[name].to_list()).astype(np.float32)
-            except (ValueError, TypeError):
-                raise UserError(f"{table}: lists in column {name} are not of equal length, or no numbers") from None
-            each = pd.DataFrame(values, columns=[f"{name}[{i}]" for i in range(values.shape[1])], index=frame.index)
-            frame = pd.concat([frame.drop(columns=name), each], axis=1)
-        return frame
+    if (held := memory.of_memory(table)) is not None:
+        return held.frame
+    if of_arrow(table):
+        return arrow.frame(table, text)
     with reading(table, "not a readable table", (OSError, ValueError)), open_text(table) as file:
         between = delimiter_of(file.readline(), DELIMITERS)
         file.seek(0)
@@ -221,34 +228,15 @@ def _check_names(table: Path, rows: Rows, path: str) -> None:
 
 def rows_in(table: Path) -> Rows:
     """Return the rows of a table, all values as text. UserError if it cannot be read."""
-    if table.suffix.lower() != ".parquet":
-        return rows_of(table, (), DELIMITERS)
-    return _as_texts(_parquet(table))
+    if (held := memory.of_memory(table)) is not None:
+        return _as_texts(held.frame)
+    return _as_texts(arrow.frame(table, names_of(table))) if of_arrow(table) else rows_of(table, (), DELIMITERS)
 
 
 def _as_texts(frame: pd.DataFrame) -> Rows:
     """Return the rows of a frame, all values as text, numbered from 1."""
     texts = [{column: _text(value) for column, value in row.items()} for row in frame.to_dict("records")]
     return [TableRow(text, i, "row") for i, text in enumerate(texts, start=1)]
-
-
-def _parquet(table: Path, rows: bool = True) -> pd.DataFrame:
-    """Return a parquet file, or a table in memory; without its rows, its columns alone."""
-    if (held := memory.of_memory(table)) is not None:
-        return held.frame
-    try:
-        if not rows:
-            from pyarrow.parquet import read_schema
-
-            return pd.DataFrame(columns=read_schema(plain(table)).names)
-        frame = pd.read_parquet(plain(table))
-    except ImportError:
-        raise UserError(f"{table}: needs pyarrow: pip install pubsel[parquet], or convert it to CSV") from None
-    except (OSError, ValueError) as error:
-        raise unreadable(table, error, "not a readable parquet file") from None
-    if not len(frame):
-        raise UserError(f"{table}: no rows in it")
-    return frame
 
 
 def _text(value: object) -> str:

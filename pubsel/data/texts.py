@@ -17,7 +17,7 @@ from torch import Tensor
 from pubsel.data import tables
 from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
-from pubsel.data.folders import PARTS, SURROGATES, TABLES, TRAIN, all_images, hidden, same_words
+from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, hidden, same_words
 from pubsel.data.vectors import INDEX, PERSON, Vectors, is_rows, left_out
 from pubsel.files import plain, reading
 from pubsel.messages import UsageError, UserError
@@ -79,9 +79,9 @@ def hashed(texts: Sequence[str], features: int = FEATURES) -> Tensor:
 
 def is_texts(path: Path, read: Read) -> bool:
     """Return whether a path of a user's has texts, by the names in it alone."""
-    if path.is_dir():
+    if path.is_dir() and not tables.is_table(path):
         return not is_rows(path, read) and bool(files_in(path)) and not all_images(path)
-    if path.suffix.lower() not in TABLES or read.path is not None:
+    if not tables.is_table(path) or read.path is not None:
         return False
     return read.text not in (None, "none") or column_of_texts(tables.names_of(path), read) is not None
 
@@ -103,7 +103,8 @@ def column_of_texts(names: Sequence[str], read: Read) -> str | None:
 def read_texts(path: Path, unit: str | None, read: Read, labelled: bool = True) -> LabelledTexts:
     """Return the texts of a path for which `is_texts` holds. labelled: whether they must have labels. UserError names
     what is wrong."""
-    texts = _of_folder(path, unit, read) if path.is_dir() else _of_table(path, unit, read, labelled)
+    of_table = tables.is_table(path)
+    texts = _of_table(path, unit, read, labelled) if of_table else _of_folder(path, unit, read)
     x = hashed(texts.texts)
     findings = texts.rows.findings
     if empty := int((~x.any(1)).sum()):
@@ -224,7 +225,7 @@ def text_of(file: Path) -> str:
 def new_texts(name: str, given: Any, takes: TextInput) -> list[tuple[str, str | Path]]:
     """Return new texts for a model, each with its name: of a path, a pandas table or column, or a list. UserError if
     there are none, or for what is no text."""
-    if isinstance(given, Path) and given.is_dir():
+    if isinstance(given, Path) and given.is_dir() and not tables.is_table(given):
         files = files_in(given)
         if not files:
             raise UserError(f"{name}: no texts in this folder: expected .txt files")
@@ -232,7 +233,7 @@ def new_texts(name: str, given: Any, takes: TextInput) -> list[tuple[str, str | 
     if isinstance(given, Path) and given.suffix.lower() == SUFFIX:
         return [(name, given)]
     if isinstance(given, Path):
-        if given.suffix.lower() not in TABLES:
+        if not tables.is_table(given):
             raise UserError(f"{name}: {KINDS}")
         given, name = pd.DataFrame(tables.rows_in(given)), f"{name}/"
     else:

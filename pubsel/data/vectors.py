@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from pubsel.data import tables
-from pubsel.data.embeddings import open_embeddings
+from pubsel.data.embeddings import BLOCK, open_embeddings
 from pubsel.data.examples import drawn, each_row, folded, in_hash_order, people_of
 from pubsel.data.findings import ERROR, NOTE, Finding, first_of
-from pubsel.data.folders import TABLES, TEST, TEST_FRACTION, TRAIN, VALIDATION
+from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
 from pubsel.data.images import MOST
-from pubsel.data.overlap import digests
+from pubsel.data.overlap import digests, remember
 from pubsel.data.prepared import arrays_of, classes_of, names_in, people_in, shape_in
 from pubsel.data.splits import Split
-from pubsel.files import npy_map, plain, reading
+from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Read, Scale
 
@@ -111,11 +111,11 @@ class Sides(NamedTuple):
 
 def is_rows(path: Path, read: Read) -> bool:
     """Return whether a path of a user's has rows of numbers, by the names in it alone."""
-    suffix = path.suffix.lower()
+    if tables.is_table(path):
+        return read.path is None and not any(tables.plain_name(name) in tables.PATHS for name in tables.names_of(path))
     if path.is_dir():
         return any((path / name).is_file() for name in LABEL_FILES)
-    if suffix in TABLES:
-        return read.path is None and not any(tables.plain_name(name) in tables.PATHS for name in tables.names_of(path))
+    suffix = path.suffix.lower()
     parts = _parts_in(names_in(path)) if suffix == ".npz" else {}
     return suffix == ".npy" or (bool(parts) and all(len(shape_in(path, x)) == 2 for x, _ in parts.values()))
 
@@ -123,10 +123,9 @@ def is_rows(path: Path, read: Read) -> bool:
 def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = (), labelled: bool = True) -> Vectors:
     """Return the rows of a path for which `is_rows` holds. like: the columns that are read of a table, in their order,
     as of the private one. labelled: whether they must have labels. UserError names what is wrong."""
-    suffix = path.suffix.lower()
-    if suffix in TABLES:
+    if tables.is_table(path):
         return _of_table(path, unit, read, like, labelled)
-    if suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         rows = _of_npz(path, unit)
     else:
         rows = _of_npy(path)
@@ -139,7 +138,8 @@ def parts_of(name: str, rows: Vectors) -> Sides:
     """Return both parts of some rows: as their owner gave them, or a fifth drawn for the test part, each row by its own
     content, or each person. A part that is sorted by class is brought into an order in which no row depends on another.
     """
-    unit = each_row(digests(rows.x), rows.y) if rows.x.dim() == 2 else digests(rows.x)
+    content = digests(rows.x)
+    unit = each_row(content, rows.y) if rows.x.dim() == 2 else content
     test, notes = rows.test, list[str]()
     if test is None:
         test = drawn(unit if rows.people is None else rows.people, TEST_FRACTION, "test")
@@ -151,7 +151,8 @@ def parts_of(name: str, rows: Vectors) -> Sides:
         at = at[in_hash_order(unit[at], "order")]
         places = torch.from_numpy(at)
         where.append(places)
-        splits.append(Split(rows.x[places], rows.y[places]))
+        splits.append(Split(taken(rows.x, places), rows.y[places]))
+        remember(splits[-1].x, content[at])
         groups.append(torch.empty(0) if rows.people is None else torch.from_numpy(rows.people[at]))
     whose = None if rows.people is None else (groups[0], groups[1])
     return Sides(splits[0], splits[1], whose, tuple(notes), (where[0], where[1]))
@@ -208,7 +209,7 @@ def _of_npy(path: Path) -> Vectors:
         raise UserError(f"{path}: no labels: save one for each row as labels.npy next to it")
     if path.is_dir():
         shards = open_embeddings(str(path))
-        x = torch.cat(list(shards.blocks())).float()
+        x = gathered((block.float() for block in shards.blocks()), shards.n)
     else:
         with reading(path, "save it again by numpy.save"):
             x = _numbers(path, path.name, npy_map(path))
@@ -223,7 +224,8 @@ def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:
     if array.ndim != 2 or array.dtype.kind not in "fiub" or 0 in array.shape:
         images = "write images by numpy.savez as train_images, train_labels, test_images and test_labels, uint8"
         raise UserError(f"{path}: {name} is {array.dtype} {list(array.shape)}, not rows of numbers [n, d]: {images}")
-    return torch.from_numpy(np.array(array, dtype=np.float32))
+    x = mapped(array if array.dtype.kind != "u" else array.astype(np.float32))  # of which torch has 8 bits only
+    return x if x.dtype == torch.float32 else gathered((part.float() for part in in_parts(x, BLOCK)), len(x))
 
 
 def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
@@ -242,22 +244,23 @@ def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
 def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
     """Return rows of an array with what their owner says about their scale. Numbers that are missing are zero in
     features; UserError if a row has none at all."""
-    d = rows.x.shape[1]
+    d, parts = rows.x.shape[1], in_parts(rows.x, BLOCK)
     if read.bounds is not None:
         if isinstance(read.bounds, str):
             raise UsageError(f"bounds={read.bounds}: of an array: give [least,most] of all its numbers")
         least, most = read.bounds
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
-        x = ((rows.x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0)
-        return rows._replace(x=x, columns=columns, raw=0)
+        scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0) for x in parts)
+        return rows._replace(x=gathered(scaled, len(rows.x)), columns=columns, raw=0)
     if read.scale == Scale.private:
         return rows._replace(columns=tuple(Field(str(i)) for i in range(d)), raw=d)
-    bad = int((~rows.x.isfinite()).any(1).sum())
+    bad = sum(int((~x.isfinite()).any(1).sum()) for x in parts)
     if not bad:
         return rows
     text = f"{path.name}: {bad} of {len(rows.x)} rows have numbers that are missing or infinite"
     finding = Finding("missing", ERROR, text, "correct them; accepted, they are 0")
-    return rows._replace(x=rows.x.nan_to_num(0.0, 0.0, 0.0), findings=(*rows.findings, finding))
+    known = gathered((x.nan_to_num(0.0, 0.0, 0.0) for x in in_parts(rows.x, BLOCK)), len(rows.x))
+    return rows._replace(x=known, findings=(*rows.findings, finding))
 
 
 # Tables
@@ -281,14 +284,16 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     x = as_rows(frame, columns)
     raw: int | None = sum(column.raw for column in columns)
     if read.scale == Scale.none and not like:
-        x, raw = x.nan_to_num(0.0), None
+        x, raw = gathered((part.nan_to_num(0.0) for part in in_parts(x, BLOCK)), len(x)), None
     known = answers.y, answers.test, answers.classes, answers.names, answers.people
     return Vectors(x, *known, columns, raw, tuple(findings))
 
 
 def as_rows(frame: pd.DataFrame, columns: Sequence[Field]) -> Tensor:
     """Return the rows of a table as a model takes them, float32 [n, d]."""
-    return torch.from_numpy(np.stack([column.read(frame[column.name]) for column in columns], axis=1))
+    blocks = (frame.iloc[first : first + BLOCK] for first in range(0, max(1, len(frame)), BLOCK))
+    rows = (np.stack([column.read(block[column.name]) for column in columns], axis=1) for block in blocks)
+    return gathered(map(torch.from_numpy, rows), len(frame))
 
 
 def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
@@ -322,7 +327,7 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
 def _new_at(path: Path) -> "pd.DataFrame | np.ndarray":
     """Return the rows of a path, whose labels are not read."""
     suffix = path.suffix.lower()
-    if suffix in TABLES:
+    if tables.is_table(path):
         return tables.numbers_in(path, MISSING)
     if path.is_dir():
         return torch.cat(list(open_embeddings(str(path)).blocks())).float().numpy()

@@ -163,9 +163,11 @@ def row_norms(rows: Tensor) -> Tensor:
     """
     # float32 within a block, float64 over the blocks: a float64 copy of all rows would be as large again
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
-    blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)) if whole else rows[:, :0, None]  # [n, p / 512, 512]
-    body = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
-    return (body + rows[:, whole:].double().square().sum(1)).sqrt()
+    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
+    if not whole:
+        return rest.sqrt()
+    blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK))  # [n, p / 512, 512]
+    return (torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1) + rest).sqrt()
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:

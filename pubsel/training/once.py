@@ -14,7 +14,7 @@ from pubsel import models
 from pubsel.algorithms import FirstRelease, Freezes, Frozen, Solves, map_of
 from pubsel.cell import Cell, Spending, tensors, units_of
 from pubsel.data import Split, Task
-from pubsel.files import plain, unreadable
+from pubsel.files import gathered, in_parts, plain, unreadable
 from pubsel.messages import UsageError, UserError, gib, say
 from pubsel.models.layers import Above, split
 from pubsel.models.memory import free
@@ -53,7 +53,7 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: bo
     if frozen is None and task.columns:  # what is missing says nothing
         task = task.each(lambda split: Split(split.x.nan_to_num(0.0), split.y))
     if frozen is not None:
-        task = task.each(lambda split: Split(torch.cat([frozen(x) for x in split.x.split(FEATURES)]), split.y))
+        task = task.each(lambda split: Split(gathered(map(frozen, in_parts(split.x, FEATURES)), len(split.x)), split.y))
         task = task._replace(offsets=frozen.offsets)
     model = cell.network(task)
     if not (cell.model.once and isinstance(model, models.Network)):

@@ -1,0 +1,138 @@
+"""Tables that pyarrow reads: parquet files, and folders that `datasets` of Hugging Face saved (save_to_disk).
+
+They are read in blocks. Lists of numbers, such as embeddings, become a column for each of their numbers.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from pubsel.files import gathered, plain, reading
+from pubsel.messages import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PARTS_FILE, STATE_FILE, ABOUT_FILE = "dataset_dict.json", "state.json", "dataset_info.json"
+PART = "split"  # column of the parts of a folder
+BLOCK = 2**13  # rows at once
+# types of columns of lists, as pyarrow writes them, such as list<element: float>
+OF_NUMBERS = r"(large_|fixed_size_)?list<\w+: (halffloat|float|double|u?int\d+)( not null)?>(\[\d+\])?"
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path is a folder that `datasets` saved."""
+    return (path / PARTS_FILE).is_file() or ((path / STATE_FILE).is_file() and (path / ABOUT_FILE).is_file())
+
+
+def names(table: Path) -> list[str]:
+    """Return the names of a table's columns. UserError if it cannot be read."""
+    with _readable(table):
+        parts = _parts(table)
+        return [*_schema(next(iter(parts.values()))).names, *([PART] if "" not in parts else [])]
+
+
+def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
+    """Return a table, with its lists of numbers as a column each, called NAME[0], NAME[1], ... The numbers of classes
+    that a folder names become these names, and a folder of parts has a column `split`. as_they_are: columns whose lists
+    stay lists. UserError if it cannot be read."""
+    import pyarrow
+
+    with _readable(table):
+        parts = _parts(table)
+        files = [file for of_part in parts.values() for file in of_part]
+        schema, counts = _schema(files), [sum(len(batch) for batch in _batches(part)) for part in parts.values()]
+        if not sum(counts):
+            raise UserError(f"{table}: no rows in it")
+        types = {field.name: str(field.type) for field in schema if field.name not in as_they_are}
+        lists = [name for name, kind in types.items() if re.fullmatch(OF_NUMBERS, kind)]
+        others = [name for name in schema.names if name not in lists]
+        batches = [batch.select(others) for batch in _batches(files, others)]
+        whole = pyarrow.Table.from_batches(batches, _schema(files, others)).to_pandas()
+        if is_folder(table):
+            about = table / next(iter(parts)) / ABOUT_FILE
+            features = json.loads(about.read_text(encoding="utf-8")).get("features") or {}
+            for name, feature in features.items():
+                if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+                    whole[name] = whole[name].map(dict(enumerate(feature["names"])))
+        if "" not in parts:
+            whole[PART] = np.repeat([*parts], counts)
+
+        # a table of numbers is as large as memory may be, and is mapped
+        wide = list[pd.DataFrame]()
+        for name in lists:
+            values = gathered(_lists(table, files, name), sum(counts)).numpy()
+            wide.append(pd.DataFrame(values, columns=[f"{name}[{i}]" for i in range(values.shape[1])]))
+    return pd.concat([whole, *wide], axis=1)
+
+
+def _lists(table: Path, files: Sequence[Path], name: str) -> Iterator[Tensor]:
+    """Yield lists of numbers in blocks, float32 [b, d]. UserError if they differ in length, or lack a number."""
+    width = None
+    for batch in _batches(files, [name]):
+        if not len(batch):
+            continue
+        lists = batch.column(name)
+        values = lists.flatten()
+        width = len(values) // len(lists) if width is None else width
+        each = lists.value_lengths() if hasattr(lists, "value_lengths") else None  # of lists of a fixed size: equal
+        unequal = each is not None and not (each.to_numpy(zero_copy_only=False) == width).all()
+        if lists.null_count or values.null_count or unequal or not width:
+            raise UserError(f"{table}: lists in column {name} are not of equal length, or lack numbers")
+        yield torch.from_numpy(values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(lists), width))
+
+
+def _parts(table: Path) -> dict[str, list[Path]]:
+    """Return the files of each part of a folder, by its name; of a file, or a folder without parts, by ""."""
+    if not is_folder(table):
+        return {"": [plain(table)]}
+    if (table / PARTS_FILE).is_file():
+        parts = json.loads((table / PARTS_FILE).read_text(encoding="utf-8"))["splits"]
+        return {part: _parts(table / part)[""] for part in parts}
+    state = json.loads((table / STATE_FILE).read_text(encoding="utf-8"))
+    return {"": [plain(table / file["filename"]) for file in state["_data_files"]]}
+
+
+def _schema(files: Sequence[Path], columns: Sequence[str] | None = None) -> "pyarrow.Schema":
+    """Return the schema of files, or that of some columns."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if files[0].suffix.lower() == ".arrow":
+        with pyarrow.memory_map(str(files[0])) as content:
+            schema = pyarrow.ipc.open_stream(content).schema
+    else:
+        schema = pyarrow.parquet.read_schema(files[0])
+    return schema if columns is None else pyarrow.schema([schema.field(name) for name in columns])
+
+
+def _batches(files: Sequence[Path], columns: Sequence[str] = ()) -> Iterator["pyarrow.RecordBatch"]:
+    """Yield files in blocks, of a parquet file some columns alone."""
+    import pyarrow
+    import pyarrow.parquet
+
+    for file in files:
+        if file.suffix.lower() == ".arrow":
+            with pyarrow.memory_map(str(file)) as content:
+                yield from pyarrow.ipc.open_stream(content)
+        else:
+            with pyarrow.parquet.ParquetFile(file) as content:
+                yield from content.iter_batches(BLOCK, columns=list(columns))
+
+
+@contextmanager
+def _readable(table: Path) -> Iterator[None]:
+    """Read a table inside. UserError if that is not possible."""
+    try:
+        with reading(table, "not a readable table: save it again", (OSError, ValueError, KeyError)):
+            yield
+    except ImportError:
+        raise UserError(f"{table}: needs pyarrow: pip install pubsel[parquet], or convert it to CSV") from None
