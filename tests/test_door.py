@@ -1026,21 +1026,41 @@ def test_people_of_arrays_without_parts(tmp_path):
     assert task_of(tmp_path / "a.npz", unit="patient").people.tolist()[0] == 4
 
 
-@pytest.mark.parametrize("kind", ["struct", "bytes", "base64", "data", "https"])
-def test_images_within_a_table_have_a_remedy(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["base64", "data", "https"])
+def test_images_as_texts_of_a_table_have_a_remedy(tmp_path, kind):
     picture(3).save(tmp_path / "3.png")
-    data = (tmp_path / "3.png").read_bytes()
-    values = {"struct": {"bytes": data, "path": None}, "bytes": data, "base64": base64.b64encode(data).decode()}
-    value = (values | {"data": "data:image/png;base64,AA", "https": "https://a.b/3.png"})[kind]
-    frame = pd.DataFrame({"image": [value] * 4, "label": [0, 1, 0, 1]})
-    path = tmp_path / ("a.parquet" if kind in ("struct", "bytes") else "a.csv")
-    if path.suffix == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        pytest.importorskip("pyarrow")
-        frame.to_parquet(path)
+    texts = {"base64": base64.b64encode((tmp_path / "3.png").read_bytes()).decode()}
+    value = (texts | {"data": "data:image/png;base64,AA", "https": "https://a.b/3.png"})[kind]
+    path = tmp_path / "a.csv"
+    pd.DataFrame({"image": [value] * 4, "label": [0, 1, 0, 1]}).to_csv(path, index=False)
     with pytest.raises(UserError, match=r"column image has images or addresses \(.*\), not the names of files: write"):
         task_of(path)
+
+
+@pytest.mark.parametrize("column", ["image", "scan"])
+@pytest.mark.parametrize("kind", ["struct", "bytes"])
+def test_images_inside_of_a_table_are_read_as_files_are(tmp_path, kind, column):
+    pytest.importorskip("pyarrow")
+    files = folder(tmp_path / "files", n=60)
+    images = sorted(files.rglob("*.png"))
+    cells = [path.read_bytes() for path in images]
+    labels = [path.parent.name for path in images]
+    values = [{"bytes": cell, "path": None} for cell in cells] if kind == "struct" else cells
+    frame = pd.DataFrame({column: values, "label": labels})
+    frame.to_parquet(tmp_path / "a.parquet")
+    old, new = task_of(files), task_of(tmp_path / "a.parquet")
+    assert sorted(old.private.x.flatten(1).tolist()) == sorted(new.private.x.flatten(1).tolist())
+    assert old.private.y.bincount().tolist() == new.private.y.bincount().tolist()
+    (part,) = given(str(tmp_path / "a.parquet"))
+    names, raw = zip(*part.each(), strict=True)
+    assert names[2] == "row 3"
+    assert as_input(raw[2], (1, 8, 8)).equal(as_input(images[2], (1, 8, 8)))
+
+    # damage is named by the row, and another content is not taken for what was kept
+    frame.at[4, column] = {"bytes": b"no image", "path": None} if kind == "struct" else b"no image"
+    frame.to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: row 5: not a readable image"):
+        task_of(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize(("bits", "scale", "warned"), [(None, 10, True), (None, 4000, False), (12, 10, False)])

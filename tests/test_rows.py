@@ -277,7 +277,8 @@ def test_a_folder_of_hugging_face_is_a_table(tmp_path):
     draw = np.random.RandomState(0)
     frame = pd.DataFrame({"embedding": list(draw.randn(60, 4).astype("float32")), "label": [1, 0, 1] * 20})
     source = read(str(saved(tmp_path / "one", frame, ["embedding"], ["no", "yes"])))
-    assert source.names == ("no", "yes") and len(source.train.x) + len(source.test.x) == 60
+    assert source.names == ("no", "yes")
+    assert len(source.train.x) + len(source.test.x) == 60
     rows = torch.cat([source.train.x, source.test.x]).tolist()
     assert sorted(rows) == sorted(np.stack(frame["embedding"]).tolist())
     assert int(torch.cat([source.train.y, source.test.y]).sum()) == 40
@@ -314,7 +315,8 @@ def test_large_rows_are_mapped_and_are_the_same(tmp_path, monkeypatch):
     for a, b in zip(small, large, strict=True):
         for part in ("private", "validation", "test"):
             assert torch.equal(getattr(a, part).x, getattr(b, part).x)
-        assert b.private.x in files._maps() and a.private.x not in files._maps()
+        assert b.private.x in files._maps()
+        assert a.private.x not in files._maps()
 
 
 X = np.random.RandomState(0).randn(50, 3).astype("float32")

@@ -1,14 +1,16 @@
 """Tables that pyarrow reads: parquet files, and folders that `datasets` of Hugging Face saved (save_to_disk).
 
-They are read in blocks. Lists of numbers, such as embeddings, become a column for each of their numbers.
+They are read in blocks. Lists of numbers, such as embeddings, become a column for each of their numbers. Images inside
+of a table are opened as files are (`Inside`).
 """
 
+import io
 import json
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,6 +28,53 @@ PART = "split"  # column of the parts of a folder
 BLOCK = 2**13  # rows at once
 # types of columns of lists, as pyarrow writes them, such as list<element: float>
 OF_NUMBERS = r"(large_|fixed_size_)?list<\w+: (halffloat|float|double|u?int\d+)( not null)?>(\[\d+\])?"
+OF_IMAGES = r"(large_)?binary|struct<(.*, )?bytes: (large_)?binary.*>"  # the latter as `datasets` stores them
+
+
+class Inside(NamedTuple):
+    """An image inside of a table, which is opened as a path is."""
+
+    table: Path
+    values: "pyarrow.ChunkedArray"
+    row: int
+
+    @property
+    def name(self) -> str:
+        return f"row {self.row + 1}"
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.name}"
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """Open the image. FileNotFoundError if there is none."""
+        value = self.values[self.row].as_py()
+        content = value["bytes"] if isinstance(value, dict) else value
+        if content is None:
+            raise FileNotFoundError
+        return io.BytesIO(content)
+
+
+def image_columns(table: Path) -> list[str]:
+    """Return the columns of a table that have images. UserError if it cannot be read."""
+    with _readable(table):
+        schema = _schema(next(iter(_parts(table).values())))
+        return [field.name for field in schema if re.fullmatch(OF_IMAGES, str(field.type))]
+
+
+def images(table: Path, column: str) -> list[Inside]:
+    """Return the images of a column, none of which is read yet, but for those of a parquet file."""
+    import pyarrow
+
+    with _readable(table):
+        files = arrow_files(table)
+        batches = [batch.select([column]) for batch in _batches(files, [column])]
+        values = pyarrow.Table.from_batches(batches, _schema(files, [column])).column(column)
+    return [Inside(table, values, i) for i in range(len(values))]
+
+
+def arrow_files(table: Path) -> list[Path]:
+    """Return the files that a table consists of."""
+    return [file for part in _parts(table).values() for file in part]
 
 
 def is_folder(path: Path) -> bool:
@@ -41,22 +90,24 @@ def names(table: Path) -> list[str]:
 
 
 def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
-    """Return a table, with its lists of numbers as a column each, called NAME[0], NAME[1], ... The numbers of classes
-    that a folder names become these names, and a folder of parts has a column `split`. as_they_are: columns whose lists
-    stay lists. UserError if it cannot be read."""
+    """Return a table, with its lists of numbers as a column each, called NAME[0], NAME[1], ..., and the names of its
+    images. The numbers of classes that a folder names become these names, and a folder of parts has a column `split`.
+    as_they_are: columns whose lists stay lists. UserError if it cannot be read."""
     import pyarrow
 
     with _readable(table):
-        parts = _parts(table)
-        files = [file for of_part in parts.values() for file in of_part]
+        parts, files = _parts(table), arrow_files(table)
         schema, counts = _schema(files), [sum(len(batch) for batch in _batches(part)) for part in parts.values()]
         if not sum(counts):
             raise UserError(f"{table}: no rows in it")
         types = {field.name: str(field.type) for field in schema if field.name not in as_they_are}
         lists = [name for name, kind in types.items() if re.fullmatch(OF_NUMBERS, kind)]
-        others = [name for name in schema.names if name not in lists]
+        pictures = image_columns(table)
+        others = [name for name in schema.names if name not in (*lists, *pictures)]
         batches = [batch.select(others) for batch in _batches(files, others)]
         whole = pyarrow.Table.from_batches(batches, _schema(files, others)).to_pandas()
+        for name in pictures:
+            whole[name] = [f"row {i + 1}" for i in range(sum(counts))]
         if is_folder(table):
             about = table / next(iter(parts)) / ABOUT_FILE
             features = json.loads(about.read_text(encoding="utf-8")).get("features") or {}

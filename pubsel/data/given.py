@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from pubsel.data import folders, images, prepared, tables
+from pubsel.data.arrow import Inside
 from pubsel.data.convert import Shape, to_shape
 from pubsel.data.texts import TextInput, hashed, new_texts, text_of
 from pubsel.data.vectors import Field, new_rows
@@ -19,7 +20,7 @@ from pubsel.files import plain
 from pubsel.messages import UserError
 
 # a file, an image, or a tensor: uint8 [c, h, w], or float32 [d], a row of a table; or a text
-Raw = Path | Image.Image | Tensor | str
+Raw = Path | Inside | Image.Image | Tensor | str
 KINDS = "give paths, PIL images, or uint8 arrays or tensors"
 
 
@@ -123,9 +124,12 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
         return Given(len(files), lambda: ((str(file), file) for file in files), lambda: files)
     if tables.is_table(path):
         rows = tables.rows_in(path)
-        column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, None, "name the column of files path")
-        listed = [(row[column], tables.located(path.parent, row[column])) for row in rows]
-        return Given(len(rows), lambda: iter(listed), lambda: (path, *(file for _, file in listed)))
+        inside = next(iter(tables.images_inside(path)), None)
+        remedy = "name the column of files path"
+        column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, inside, remedy)
+        listed = [*zip((row[column] for row in rows), tables.images_at(path, rows, column), strict=True)]
+        files = [file for _, file in listed if isinstance(file, Path)]
+        return Given(len(rows), lambda: iter(listed), lambda: (path, *files))
     if path.suffix.lower() != ".npz":
         return Given(1, lambda: iter([(str(name), path)]), lambda: (path,))
 
@@ -162,8 +166,8 @@ def as_input(
     size: Shape = (shape[0], shape[1], shape[2])
 
     # an image is read as training reads it, or its answer would be of another image
-    if isinstance(raw, Path | Image.Image):
-        pixels, span = images.upright(raw, bits) if isinstance(raw, Path) else images.pixels_of(raw, bits)
+    if isinstance(raw, Path | Inside | Image.Image):
+        pixels, span = images.upright(raw, bits) if isinstance(raw, Path | Inside) else images.pixels_of(raw, bits)
         if span is not None and spans is not None:
             spans.append(span)
         return to_shape(torch.from_numpy(pixels).permute(2, 0, 1)[None], size)[0]

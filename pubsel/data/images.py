@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 from PIL.Image import DecompressionBombError
 from torch import Tensor
 
+from pubsel.data.arrow import Inside
 from pubsel.data.convert import Shape, describe, to_shape
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding
 from pubsel.data.overlap import of_pixels
@@ -59,7 +60,7 @@ class Head(NamedTuple):
     wide: bool  # in colour with 16 bits a channel, of which Pillow reads 8
 
 
-def _head_of(path: Path, image: Image.Image) -> Head:
+def _head_of(path: Path | Inside, image: Image.Image) -> Head:
     """Return the head of an opened image, before it is decoded. Unreadable for more than 16 bits per channel."""
     check_bits(image.mode, path)
     height, width = image.height, image.width
@@ -82,7 +83,7 @@ def _is_grey(image: Image.Image) -> bool:
     return image.mode in GREY
 
 
-def alike(source: Path, paths: Sequence[Path], read: Read, shape: Shape | None = None) -> Images:
+def alike(source: Path, paths: Sequence[Path | Inside], read: Read, shape: Shape | None = None) -> Images:
     """Return a user's images at one size, grey or in colour: as nine tenths of them are, unless `read` says otherwise.
 
     Without one size, the side of all is the smallest of SIDES that nine tenths of the short sides do not exceed: a
@@ -133,7 +134,7 @@ def alike(source: Path, paths: Sequence[Path], read: Read, shape: Shape | None =
     return Images(shape, image, findings, again)
 
 
-def _head(path: Path) -> Head | None:
+def _head(path: Path | Inside) -> Head | None:
     try:
         with _image(path) as image:
             return _head_of(path, image)
@@ -184,7 +185,7 @@ def _of_heads(source: Path, heads: Sequence[Head], shape: Shape) -> Iterable[Fin
         yield Finding("bits", ERROR, text, "if they use fewer, convert them to 8 bits")
 
 
-def upright(path: Path, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
+def upright(path: Path | Inside, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
     """Return a user's image file as uint8 [height, width, 1 or 3], upright and on white, and of 16-bit values the
     lowest and the highest. bits: of such a value; None: 16. Unreadable if it is absent or no image."""
     with _image(path, bits) as image:
@@ -274,7 +275,7 @@ def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
 
 
 @contextmanager
-def _image(path: Path | zipfile.Path, bits: int | None = None) -> Iterator[Image.Image]:
+def _image(path: Path | zipfile.Path | Inside, bits: int | None = None) -> Iterator[Image.Image]:
     """Open an image file, which is not decoded yet. bits: as in `dicom`. Unreadable for whatever is wrong with it."""
     try:
         if isinstance(path, Path):
@@ -297,7 +298,7 @@ def _image(path: Path | zipfile.Path, bits: int | None = None) -> Iterator[Image
         raise _explained(path, FileNotFoundError() if of_archive else error) from None
 
 
-def is_dicom(path: Path | zipfile.Path) -> bool:
+def is_dicom(path: Path | zipfile.Path | Inside) -> bool:
     """Return whether a file is DICOM: by its suffix, or of a file without one, or with a number as in 1.2.840, by its
     mark. No pipe is opened."""
     suffix = os.path.splitext(path.name)[1].lower()
@@ -394,7 +395,7 @@ def dicom_tag(path: Path, tag: str) -> str:
         raise _explained(path, error) from None
 
 
-def _explained(path: Path | zipfile.Path, error: Exception) -> UserError:
+def _explained(path: Path | zipfile.Path | Inside, error: Exception) -> UserError:
     """Return Unreadable; but if the system failed (Pillow's own errors have no number), the image may well be whole."""
     if isinstance(error, FileNotFoundError):
         return Unreadable(path, path.name, "no such image", "correct the path, or bring the file back")

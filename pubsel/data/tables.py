@@ -61,7 +61,8 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     columns."""
     rows = rows_in(table)
     columns = list(rows[0])
-    path = column_of(table, columns, "path", PATHS, read.path)
+    inside = images_inside(table)
+    path = column_of(table, columns, "path", PATHS, read.path or next(iter(inside), None))
     rows, label, several, about_several = _label_of(table, rows, read.label, {path, unit, read.split})
     if unit in (path, label) or (unit is not None and unit not in columns):
         named = f"name the column of {table.name} that says who an image is of" if unit in (path, label) else ""
@@ -89,12 +90,13 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     if answers.names != tuple(map(str, range(answers.classes))):
         notes = (f"{table.name}: labels {', '.join(answers.names[:10])} numbered from 0 in this order",)
 
-    paths = [located(table.parent, row[path]) for row in rows]
+    paths = images_at(table, rows, path)
+    files = [file for file in paths if isinstance(file, Path)]
     return Listed(
         y=answers.y,
         test=answers.test,
         classes=answers.classes,
-        files=tuple(map(stamp, paths)),
+        files=tuple(map(stamp, arrow.arrow_files(table) if path in inside else files)),
         images=lambda: alike(table, paths, read),
         names=tuple(row[path] for row in rows),
         notes=notes,
@@ -188,8 +190,8 @@ def is_table(path: Path) -> bool:
 
 
 def of_arrow(table: Path) -> bool:
-    """Return whether pyarrow reads a table."""
-    return table.suffix.lower() == ".parquet" or table.is_dir()
+    """Return whether pyarrow reads a table, which is then on disk."""
+    return memory.of_memory(table) is None and (table.suffix.lower() == ".parquet" or table.is_dir())
 
 
 def names_of(table: Path) -> list[str]:
@@ -246,6 +248,19 @@ def _text(value: object) -> str:
     if isinstance(value, bytes | dict):
         return f"<{type(value).__name__}>"  # an image, perhaps, and no name of a file
     return "" if pd.isna(value) else str(value)
+
+
+def images_inside(table: Path) -> list[str]:
+    """Return the columns of a table that have images inside of it."""
+    return arrow.image_columns(table) if of_arrow(table) else []
+
+
+def images_at(table: Path, rows: Rows, column: str) -> list[Path | arrow.Inside]:
+    """Return the images of some rows: files next to the table, or inside of it."""
+    if column in images_inside(table):
+        images = arrow.images(table, column)
+        return [images[row.last - 1] for row in rows]
+    return [located(table.parent, row[column]) for row in rows]
 
 
 def located(folder: Path, name: str) -> Path:

@@ -112,7 +112,8 @@ class Sides(NamedTuple):
 def is_rows(path: Path, read: Read) -> bool:
     """Return whether a path of a user's has rows of numbers, by the names in it alone."""
     if tables.is_table(path):
-        return read.path is None and not any(tables.plain_name(name) in tables.PATHS for name in tables.names_of(path))
+        named = any(tables.plain_name(name) in tables.PATHS for name in tables.names_of(path))
+        return not (read.path or named or tables.images_inside(path))
     if path.is_dir():
         return any((path / name).is_file() for name in LABEL_FILES)
     suffix = path.suffix.lower()
