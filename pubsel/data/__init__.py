@@ -105,6 +105,7 @@ class Task(NamedTuple):
     columns: tuple[Field, ...] = ()  # of a table, if x are its rows, or of features if they are images' or anyone's
     raw: int | None = None  # of a table: how many of the d columns, the first ones, have no known scale
     text: TextInput | None = None  # if the examples are texts
+    untested: bool = False  # the test part is made up
 
     @property
     def form(self) -> str:
@@ -121,6 +122,11 @@ class Task(NamedTuple):
     def units(self) -> int:
         """Return how many private units there are: people, or examples."""
         return len(self.private.x) if self.people is None else len(self.people)
+
+    @property
+    def tested(self) -> int:
+        """Return how many test examples there are, without made-up ones."""
+        return 0 if self.untested else len(self.test.y)
 
     @property
     def held_out_units(self) -> int:
@@ -317,6 +323,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         columns=source.columns,
         raw=source.raw,
         text=opened.text,
+        untested=source.untested,
     )
 
 
@@ -379,6 +386,7 @@ def _table(opened: Opened, published: bool) -> Examples:
     names = None if files is None else (files[0].names, files[1].names)
     content = opened.digests(_shape(opened))
     table = examples_of(opened.name, (used.train.y, used.test.y), content, used.groups, published, names)
+    table = table._replace(untested=used.untested)
     if opened.images.kind == "images" or published:
         return table
     unit = table.unit if table.people else each_row(table.content.own, table.y)
@@ -772,7 +780,7 @@ def _untested(source: Source) -> Source:
     draw = np.random.RandomState(0)
     x = torch.from_numpy(draw.randint(0, 256, (len(y), *source.train.x.shape[1:]))).to(source.train.x.dtype)
     groups = source.groups and (source.groups[0], torch.arange(len(y)))  # of nobody
-    return source._replace(test=Split(x, y), files=None, groups=groups)
+    return source._replace(test=Split(x, y), files=None, groups=groups, untested=True)
 
 
 def _of_rows(name: str, rows: Vectors) -> Source:
