@@ -89,6 +89,8 @@ def run(settings: FitConfig) -> str:
             if settings.dry:
                 return "\n".join([*lines, "dry=true: nothing was trained, and nothing spent"])
             say("\n".join(lines))
+            if settings.format == Format.onnx and features != ROWS and not (folder / "result.json").exists():
+                onnx.check_exports(of_run.model, task, settings.data_root)
             record = training.run(check(RunConfig, values))
 
         common = {key: getattr(settings, key) for key in OF_EXPORT}

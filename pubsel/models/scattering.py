@@ -53,7 +53,7 @@ def scattering(x: Tensor, J: int, L: int, order: int) -> Tensor:
 
         # The modulus of a wavelet's output has lower frequencies: only coarser wavelets find anything in it.
         if order == 2 and i < J - 1:
-            inner = torch.fft.fft2(u)[:, :, None]
+            inner = torch.fft.fft2(u[:, :, None])
             coarser = [smooth(modulus(inner, psi[i, j], 2 ** (j - i)), j) for j in range(i + 1, J)]
             second.append(torch.cat(coarser, 2).flatten(1, 2))
 
@@ -66,8 +66,9 @@ def modulus(spectrum: Tensor, psi: Tensor, k: int) -> Tensor:
     h, w = spectrum.shape[-2] // k, spectrum.shape[-1] // k
 
     # Every k-th place of a signal: the mean over k x k blocks of its spectrum.
-    total: Tensor | None = None
-    for a, b in product(range(k), repeat=2):
+    # (all of it at once if k is 1: ONNX has no block of complex numbers that is all of them)
+    total: Tensor | None = spectrum * psi if k == 1 else None
+    for a, b in product(range(k), repeat=2) if k > 1 else ():
         block = (..., slice(a * h, (a + 1) * h), slice(b * w, (b + 1) * w))
         part = spectrum[block] * psi[block]
         total = part if total is None else total.add_(part)
