@@ -98,6 +98,14 @@ def test_examples_that_stand_in_for_a_test_part_are_counted_nowhere(capsys):
     assert (len(task.private.y), task.tested, len(task.test.y)) == (210, 0, 2)
 
 
+def test_a_number_that_is_missing_without_a_scale_is_zero_as_in_training():
+    release = pubsel.fit(X[:, :3] / 1000, Y, epsilon=5, scale="none")
+    new = np.array([[np.nan, 0.02, 0.1], [0.0, 0.02, 0.1]])
+    first, second = release.predict_proba(new)
+    assert np.isfinite(first).all()
+    assert first.tolist() == second.tolist()
+
+
 def kinds():
     frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"])
     yield "table", frame, Y
