@@ -38,7 +38,7 @@ from pubsel.privacy import accountant
 from pubsel.release import adversary, card
 from pubsel.release.bundle import without_paths, write
 from pubsel.release.classifier import Classifier, rebuilt
-from pubsel.release.onnx import OfRows, traced
+from pubsel.release.onnx import OfRows, as_network
 from pubsel.settings.keys import ExportConfig, Format
 from tests.forked import Command
 from tests.made import interrupted, write_npz
@@ -808,7 +808,7 @@ def test_the_network_that_is_written_gives_the_logits_of_predict(words: tuple[st
     """In torch, so that no package of ONNX is needed for it."""
     whole, facts = rebuilt(trained(*words).folder)
     classifier = Classifier.of(whole, facts, "data", torch.device("cpu"))
-    written = traced(classifier)
+    written = as_network(classifier)
     torch.testing.assert_close(written.net(*written.inputs.values()), classifier.model(written.features))
 
 

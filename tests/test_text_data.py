@@ -18,7 +18,7 @@ from pubsel.data.texts import FEATURES, column_of_texts, hashed
 from pubsel.messages import UsageError, UserError
 from pubsel.models import text_encoder
 from pubsel.release.classifier import Classifier
-from pubsel.release.onnx import traced
+from pubsel.release.onnx import as_network
 from pubsel.settings.keys import Backbone, Pair, Read
 from pubsel.settings.schema import check
 from tests.made import done, picture, write_csv
@@ -368,7 +368,7 @@ def test_the_network_from_tokens_gives_the_features_of_texts(encoder, pooling):
     """In torch, so that no package of ONNX is needed for it."""
     loaded = text_encoder.load_text_encoder(backbone(encoder), CPU)._replace(pooling=pooling)
     model = torch.nn.Linear(16, 3)
-    written = traced(Classifier(model, loaded, (16,), ("a", "b", "c"), False))
+    written = as_network(Classifier(model, loaded, (16,), ("a", "b", "c"), False))
     assert [*written.inputs] == ["input_ids", "attention_mask"]
     assert written.how == {"tokens": 64}
     logits = written.net(*written.inputs.values())

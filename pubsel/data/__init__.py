@@ -266,14 +266,13 @@ def keys_of_pair() -> Iterator[None]:
 
 def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     """Return the task as `load` does."""
-    data_root = read.data_root
     opened = read._replace(unit=pair.unit, rules=pair.read, pixels=pixels)(pair.private)
     for finding in _lacking(pair.private, opened.used):
         raise UserError(f"private={finding.line()}")
 
     # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
     published, sets = not is_path(pair.private), _sets(pair)
-    if not published and any(same_examples(pair.private, name, data_root) for name in sets):
+    if not published and any(same_examples(pair.private, name, read.data_root) for name in sets):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
     shape, columns = _image_shape(opened.images), opened.images.columns
@@ -309,10 +308,10 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         *source[2:6],
         tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
         validation,
-        len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets),
-        same_classes=all(_same_classes(name, pair.private, data_root) for name in sets),
+        len(sets) > 0 and all(same_examples(pair.private, name, read.data_root) for name in sets),
+        same_classes=all(_same_classes(name, pair.private, read.data_root) for name in sets),
         shape=_shape(opened) if opened.images.texts is None else tuple(opened.used.train.x.shape[1:]),
-        names=source.names or class_names(pair.private, data_root),
+        names=source.names or class_names(pair.private, read.data_root),
         weights=source.weights,
         pool=() if public is None else public.each,
         people=people,

@@ -66,11 +66,11 @@ def modulus(spectrum: Tensor, psi: Tensor, k: int) -> Tensor:
     h, w = spectrum.shape[-2] // k, spectrum.shape[-1] // k
 
     # Every k-th place of a signal: the mean over k x k blocks of its spectrum.
-    # (all of it at once if k is 1: ONNX has no block of complex numbers that is all of them)
-    total: Tensor | None = spectrum * psi if k == 1 else None
-    for a, b in product(range(k), repeat=2) if k > 1 else ():
+    total: Tensor | None = None
+    for a, b in product(range(k), repeat=2):
         block = (..., slice(a * h, (a + 1) * h), slice(b * w, (b + 1) * w))
-        part = spectrum[block] * psi[block]
+        # ONNX has no block of complex numbers that is all of them
+        part = spectrum[block] * psi[block] if k > 1 else spectrum * psi
         total = part if total is None else total.add_(part)
     assert total is not None
     y = torch.fft.ifft2(total)

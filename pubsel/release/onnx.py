@@ -99,7 +99,7 @@ class Traced(NamedTuple):
     how: dict[str, Any]
 
 
-def traced(classifier: Classifier) -> Traced:
+def as_network(classifier: Classifier) -> Traced:
     """Return a classifier as one network from what any program has: images, uint8 [n, c, h, w]; rows of a table (the
     columns of `how`); features [n, d]; or the tokens of texts."""
     draw, model, features = np.random.RandomState(0), classifier.model, classifier.features
@@ -159,7 +159,7 @@ def as_onnx(whole: nn.Module, facts: dict[str, Any], data_root: str) -> tuple[by
     check_installed()
     classifier = Classifier.of(whole, facts, data_root, torch.device("cpu"), WEIGHTS)
     with torch.no_grad():
-        of = traced(classifier)
+        of = as_network(classifier)
         expected = logits(classifier.model, of.features).numpy()
     written = _written(of)
     if not all(_near(answers, expected[: len(answers)]) for answers in _answers(written, of.inputs)):
