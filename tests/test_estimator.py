@@ -18,8 +18,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch.utils.data import TensorDataset
 
 import pubsel
-from pubsel.data import memory
+from pubsel.data import load, memory
 from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import Pair
 from pubsel.sklearn import PrivateClassifier
 from tests.made import picture
 
@@ -78,6 +79,31 @@ def test_the_same_rows_again_are_another_release_of_the_same_data():
     assert len(lines()) == 2
     assert len({line["release"] for line in lines()}) == 2
     assert len([*Path("results/ledger").glob("*.jsonl")]) == 1
+
+
+def test_examples_that_stand_in_for_a_test_part_are_counted_nowhere(capsys):
+    """Each class has a made-up one, which nobody gave."""
+    x, y = np.random.default_rng(0).normal(size=(210, 3)), np.arange(210) % 22
+    with pytest.raises(UserError, match="x: 22 classes of 210 examples: if these"):  # with 22 more, few enough
+        pubsel.fit(x, y, epsilon=5)
+    people = np.arange(210) // 2
+    release = pubsel.fit(x, y % 2, epsilon=5, delta=1e-3, groups=people, held_out=0.2, verbose=True)
+    n, held = release.record["private_units"], 105 - release.record["private_units"]
+    plan = capsys.readouterr().err
+    assert f"of the 105 people with 210 rows {n} for training, {held} to measure, none for testing" in plan
+    assert release.record["private_examples"] == 2 * n
+    with memory.holding(memory.examples_in(x, y % 2)) as (name,):
+        pair = Pair(private=name, public=None, m=None, metric=None)
+        task = load(pair, ".", False)
+    assert (len(task.private.y), task.tested, len(task.test.y)) == (210, 0, 2)
+
+
+def test_a_number_that_is_missing_without_a_scale_is_zero_as_in_training():
+    release = pubsel.fit(X[:, :3] / 1000, Y, epsilon=5, scale="none")
+    new = np.array([[np.nan, 0.02, 0.1], [0.0, 0.02, 0.1]])
+    first, second = release.predict_proba(new)
+    assert np.isfinite(first).all()
+    assert first.tolist() == second.tolist()
 
 
 def kinds():

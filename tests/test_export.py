@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import timm
 import torch
@@ -30,10 +32,13 @@ from pubsel import files
 from pubsel.cli import main
 from pubsel.commands import export
 from pubsel.data import same_examples
+from pubsel.data.vectors import Field
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
 from pubsel.release import adversary, card
 from pubsel.release.bundle import without_paths, write
+from pubsel.release.classifier import Classifier, rebuilt
+from pubsel.release.onnx import OfRows, as_network
 from pubsel.settings.keys import ExportConfig, Format
 from tests.forked import Command
 from tests.made import interrupted, write_npz
@@ -719,8 +724,9 @@ def refused(target: Path, message: str) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("words", [PLAIN, DIGITS, WHITENED], ids=name_of)
-def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path, runtime: Any) -> None:
+@pytest.mark.parametrize("words", [PLAIN, DIGITS, WHITENED, SCATTERING, PILLAR, SEVERAL], ids=name_of)
+def test_onnx_goes_the_whole_way_from_images(words: tuple[str, ...], tmp_path: Path, runtime: Any) -> None:
+    """The example on the card runs without torch, and gives the answer of the run."""
     record = trained(*words)
     folder = exported(record, tmp_path / "model", "format=onnx")
     assert {path.name for path in folder.iterdir()} == FILES | {"model.onnx"}
@@ -729,12 +735,93 @@ def test_onnx_gives_the_same_answers(words: tuple[str, ...], tmp_path: Path, run
         assert secret.encode() not in content
 
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (given,) = session.get_inputs()
     x = np.load("three.npz")["test_images"][:7, None]
-    rows = x if given.name == "images" else x.reshape(7, -1).astype(np.float32) / 255
-    (logits,) = session.run(None, {given.name: rows})
+    (logits,) = session.run(None, {"images": x})
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    np.testing.assert_allclose(shares, record.predict(x[:, 0]).probabilities, atol=1e-4)
+    predictions = record.predict(x[:, 0])
+    if predictions.multi_label:
+        shares = 1 / (1 + np.exp(-logits))
+    np.testing.assert_allclose(shares, predictions.probabilities, atol=1e-4)
+    assert json.loads((folder / "config.json").read_text())["onnx"] == {"inputs": {"images": "uint8 [n, 1, 8, 8]"}}
+
+    (tmp_path / "new_images").mkdir()
+    Image.fromarray(x[0, 0]).save(tmp_path / "new_images" / "a.png")
+    expected = record.predict(x[0, 0]).answers
+    assert without_torch(folder) == f"{expected}\n"
+
+
+TABLE = pd.DataFrame(
+    {
+        "age": [20.0, 30, 130, -5] * 30,
+        "pulse": np.where(np.arange(120) % 3, np.arange(120) * 1000.0, np.nan),
+        "sex": ["f", "m", "?", ""] * 30,
+        "income": [1e5, 2e5, np.nan, 5e4, 7e4] * 24,
+    }
+)
+BOUNDS = {"age": [0, 120], "sex": ["f", "m"], "income": [0, 1e6]}
+
+
+def without_torch(folder: Path) -> str:
+    """What the example on the card prints, of a process that loads no torch."""
+    code = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)[1]
+    code = code.replace("FOLDER", str(folder)) + "\nimport sys\nassert 'torch' not in sys.modules\n"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("scale", ["auto", "none"])
+def test_onnx_goes_the_whole_way_from_a_table(scale: str, tmp_path: Path, runtime: Any) -> None:
+    y = np.arange(120) % 4 > 1
+    more = {"epsilon": 9.0, "delta": 1e-3, "scale": scale, "bounds": BOUNDS, "results": tmp_path / "results"}
+    release = pubsel.fit(TABLE, np.where(y, "high", "low"), **more, format="onnx")
+    folder = release.save(tmp_path / "model")
+    known = json.loads((folder / "config.json").read_text())["onnx"]
+    assert known["inputs"] == {"rows": "float32 [n, 5]"}
+    columns = {"pulse": None, "age": None, "income": None, "sex": "m"}
+    assert {column["name"]: column.get("word") for column in known["columns"]} == columns
+
+    new = TABLE[::-1].reset_index(drop=True)
+    new.to_csv(tmp_path / "new_table.csv", index=False)
+    assert without_torch(folder) == f"{release.predict(new).tolist()}\n"
+    rows = [new[c["name"]].eq(c["word"]) if "word" in c else new[c["name"]] for c in known["columns"]]
+    session = runtime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {"rows": np.stack(rows, 1).astype(np.float32)})
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(shares, release.predict_proba(new), atol=1e-4)
+
+
+def test_rows_as_they_are_become_those_that_a_model_takes() -> None:
+    """As `Field.read` has it, in any order of the columns."""
+    fields = [Field("a", missing=True), Field("b", least=-2.0, most=6.0), Field("w", word="x"), Field("a"), Field("c")]
+    x = torch.tensor([[7.0, 1, 3, math.nan], [math.nan, 0, math.inf, -4], [-3.0, math.nan, 0, 2]])
+    given = OfRows(fields, zero=False)
+    assert [field.name for field in given.given] == ["b", "w", "a", "c"]
+    nan = math.nan
+    expected = torch.tensor([[0, 1, 1, 3, nan], [1, 0, 0, nan, -4], [0, -1, 0, 0, 2.0]])
+    torch.testing.assert_close(given(x), expected, equal_nan=True)
+    torch.testing.assert_close(OfRows(fields, zero=True)(x), expected.nan_to_num(0.0))
+
+
+@pytest.mark.parametrize("words", [PLAIN, WHITENED, SCATTERING, PILLAR], ids=name_of)
+def test_the_network_that_is_written_gives_the_logits_of_predict(words: tuple[str, ...]) -> None:
+    """In torch, so that no package of ONNX is needed for it."""
+    whole, facts = rebuilt(trained(*words).folder)
+    classifier = Classifier.of(whole, facts, "data", torch.device("cpu"))
+    written = as_network(classifier)
+    torch.testing.assert_close(written.net(*written.inputs.values()), classifier.model(written.features))
+
+
+def test_without_the_weights_of_the_encoder_there_is_no_onnx(tmp_path: Path, runtime: Any) -> None:
+    record = trained(*PILLAR)
+    Path("weights").rename("away")
+    message = r"tiny\.safetensors: no such file.*; format=onnx needs these weights: bring them back, or leave it out"
+    try:
+        with pytest.raises(UserError, match=message):
+            export.run(settings(record.folder, tmp_path / "model", format=Format.onnx))
+    finally:
+        Path("away").rename("weights")
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.usefixtures("runtime")
@@ -742,7 +829,7 @@ def test_onnx_that_gives_other_answers_is_not_kept(tmp_path: Path, monkeypatch: 
     from pubsel.release import onnx
 
     for other in ([0.0, 9.0, 0.0], [0.0, math.nan, 0.0]):
-        monkeypatch.setattr(onnx, "logits_of", lambda whole, x, other=other: other)
+        monkeypatch.setattr(onnx, "logits", lambda whole, x, other=other: torch.tensor([other] * 3))
         refused(tmp_path / "model", "the network gives other answers as ONNX: leave it out")
 
 

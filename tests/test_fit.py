@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ import pubsel
 from pubsel.cli import main
 from pubsel.commands import fit
 from pubsel.data.overlap import Digests, by_content, rows
+from pubsel.messages import UserError
 from pubsel.privacy import ledger
 from pubsel.privacy.randomness import Secret, Source, SystemEntropy
+from pubsel.release import onnx
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import FitConfig, Read
 from pubsel.settings.schema import check
@@ -367,6 +370,19 @@ def test_without_the_packages_of_onnx_nothing_is_spent(capsys, monkeypatch):
     assert main(["fit", "./mine", *WORDS, "results=never", "to=fresh", "format=onnx"]) == 1
     assert "format=onnx needs onnx: pip install pubsel[onnx]" in capsys.readouterr().err
     assert not Path("never").exists()
+
+
+def test_an_encoder_that_onnx_does_not_have_is_refused_before_anything_is_spent(capsys, monkeypatch):
+    written = Mock(side_effect=UserError("torch cannot write this network"))
+    monkeypatch.setattr(onnx, "check_installed", lambda: None)
+    monkeypatch.setattr(onnx, "_written", written)
+    words = ["fit", "./mine", *WORDS, "results=never", "to=fresh", "format=onnx"]
+    assert main(words) == 1
+    assert "torch cannot write this network" in capsys.readouterr().err
+    assert not Path("never").exists()
+    (of,) = written.call_args.args
+    assert of.net(of.inputs["images"]).shape == (3, 3)  # of a head for the three classes
+    assert main([*words, "dry=true"]) == 0
 
 
 @pytest.mark.parametrize("choice", [0.01, 0.05, 0.1, 0.3, 0.999])

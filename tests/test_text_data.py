@@ -17,6 +17,8 @@ from pubsel.data.features import of_source
 from pubsel.data.texts import FEATURES, column_of_texts, hashed
 from pubsel.messages import UsageError, UserError
 from pubsel.models import text_encoder
+from pubsel.release.classifier import Classifier
+from pubsel.release.onnx import as_network
 from pubsel.settings.keys import Backbone, Pair, Read
 from pubsel.settings.schema import check
 from tests.made import done, picture, write_csv
@@ -332,6 +334,46 @@ def test_a_release_on_an_encoder_needs_its_folder_and_names_no_path(encoder, tmp
     with pytest.raises(UserError, match=r"has no config\.json.*pubsel predict takes"):
         pubsel.load("release").predict(["court judge"])
     assert len(pubsel.load("release").predict(["court judge", "song"], checkpoint=str(encoder))) == 2
+
+
+@pytest.mark.parametrize("features", ["rows", "encoder"])
+def test_onnx_goes_from_hashed_texts_or_tokens(features, encoder, tmp_path, monkeypatch, capsys):
+    """The example on the card, with another text, gives the answer of the release."""
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "a.csv", [{"text": row["text"], "label": row["topic"]} for row in corpus(300)])
+    shutil.copytree(encoder, "small")
+    taken = ["features=hf:./small"] if features == "encoder" else []
+    assert main(["fit", "a.csv", "epsilon=8", "to=release", "device=cpu", "format=onnx", *taken]) == 0
+    capsys.readouterr()
+    new = "court judge word1 word2 word3"
+    code = (tmp_path / "release" / "README.md").read_text().split("```python\n")[2].partition("```")[0]
+    scope: dict = {}
+    exec(code.replace("FOLDER", "release").replace("a new text", new), scope)
+    more = {"checkpoint": "small"} if taken else {}
+    expected = pubsel.load("release").predict([new], **more)
+    assert capsys.readouterr().out == f"{expected.answers}\n"
+    shares = np.exp(scope["logits"]) / np.exp(scope["logits"]).sum()
+    np.testing.assert_allclose(shares, expected.probabilities, atol=1e-4)
+
+    session = runtime.InferenceSession("release/model.onnx", providers=["CPUExecutionProvider"])
+    shapes = {each.name: each.shape for each in session.get_inputs()}
+    tokens = {"input_ids": ["n", "t"], "attention_mask": ["n", "t"]}
+    assert shapes == (tokens if taken else {"features": ["n", FEATURES]})
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_the_network_from_tokens_gives_the_features_of_texts(encoder, pooling):
+    """In torch, so that no package of ONNX is needed for it."""
+    loaded = text_encoder.load_text_encoder(backbone(encoder), CPU)._replace(pooling=pooling)
+    model = torch.nn.Linear(16, 3)
+    written = as_network(Classifier(model, loaded, (16,), ("a", "b", "c"), False))
+    assert [*written.inputs] == ["input_ids", "attention_mask"]
+    assert written.how == {"tokens": 64}
+    logits = written.net(*written.inputs.values())
+    torch.testing.assert_close(logits, model(written.features), rtol=1e-4, atol=1e-5)
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
 
 
 def test_other_weights_in_a_folder_are_another_model(encoder, tmp_path):

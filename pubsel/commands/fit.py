@@ -89,6 +89,8 @@ def run(settings: FitConfig) -> str:
             if settings.dry:
                 return "\n".join([*lines, "dry=true: nothing was trained, and nothing spent"])
             say("\n".join(lines))
+            if settings.format == Format.onnx and features != ROWS and not (folder / "result.json").exists():
+                onnx.check_exports(of_run.model, task, settings.data_root)
             record = training.run(check(RunConfig, values))
 
         common = {key: getattr(settings, key) for key in OF_EXPORT}
@@ -215,7 +217,7 @@ class Public(NamedTuple):
 
 def _sides(task: Task) -> tuple[int, int, int]:
     """Return how many units train and are held out, and how many images are tested on."""
-    return task.units, task.held_out_units, len(task.test.y)
+    return task.units, task.held_out_units, task.tested
 
 
 def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
@@ -250,7 +252,7 @@ def print_plan(
     settings: FitConfig, of_run: RunConfig, task: Task, publics: dict[str, Public], budget: Shares, *, timed: bool
 ) -> Iterator[str]:
     """Yield the lines of the plan. timed: with the time that features take."""
-    n, held, test = task.units, task.held_out_units, len(task.test.y)
+    n, held, test = task.units, task.held_out_units, task.tested
     kind = "texts" if task.text else "images" if len(task.shape) == 3 else "rows"
     form = task.form if of_run.model.name == ROWS or kind != "texts" else "by an encoder"
     units = kind if task.people is None else "people"
@@ -259,7 +261,9 @@ def print_plan(
     of_people = task.people is not None
     images = len(task.private.y) + (0 if task.validation is None else len(task.validation.y))
     whose = f"of the {n + held:,} people with {images:,} {kind} " if of_people else ""
-    tested = f"{test:,}{f' {kind}' * of_people} for testing (test results are not released)"
+    tested = (
+        f"{test:,}{f' {kind}' * of_people} for testing (test results are not released)" if test else "none for testing"
+    )
     yield f"  {whose}{n:,} for training, {held:,} to measure, {tested}"
     listed = ", ".join(f"{name} ({public.m:,} {kind})" for name, public in publics.items())
     chosen = ": examples of them, or none, chosen privately" if settings.pool else ", or none: chosen privately"
@@ -326,7 +330,7 @@ def _time(settings: FitConfig, of_run: RunConfig, task: Task, public: int) -> st
 
     began = time.monotonic()
     d = embed(few).shape[1]
-    n = len(task.private.y) + len(task.test.y) + public + (0 if task.validation is None else len(task.validation.y))
+    n = len(task.private.y) + task.tested + public + (0 if task.validation is None else len(task.validation.y))
     seconds = (time.monotonic() - began) / len(few) * n
     return f"  features: {d:,} of each of {n:,} images, {gib(4 * n * d)}, about {duration(seconds)} if none is kept"
 
@@ -347,10 +351,13 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
         lines += [f"  public data, chosen privately: {chosen or none}"]
     if record.get("quality"):
         lines += [f" {measurement.quality_text(record['quality'])} This is in the folder."]
+    if record["test_examples"]:
+        lines += [
+            f"  On {record['test_examples']} test {kind}: {record['metric'].replace('_', ' ')} "
+            f"{100 * record['utility']:.1f} %{interval}{training.on_test_text(record, 1) or '.'} "
+            "This is not private, and not in the folder."
+        ]
     lines += [
-        f"  On {record['test_examples']} test {kind}: {record['metric'].replace('_', ' ')} "
-        f"{100 * record['utility']:.1f} %{interval}{training.on_test_text(record, 1) or '.'} "
-        "This is not private, and not in the folder.",
         f"  {record['privacy']['statement']}",
         f"  Use it: pubsel predict {settings.to} {new}",
     ]

@@ -105,6 +105,7 @@ class Task(NamedTuple):
     columns: tuple[Field, ...] = ()  # of a table, if x are its rows, or of features if they are images' or anyone's
     raw: int | None = None  # of a table: how many of the d columns, the first ones, have no known scale
     text: TextInput | None = None  # if the examples are texts
+    untested: bool = False  # the test part is made up
 
     @property
     def form(self) -> str:
@@ -121,6 +122,11 @@ class Task(NamedTuple):
     def units(self) -> int:
         """Return how many private units there are: people, or examples."""
         return len(self.private.x) if self.people is None else len(self.people)
+
+    @property
+    def tested(self) -> int:
+        """Return how many test examples there are, without made-up ones."""
+        return 0 if self.untested else len(self.test.y)
 
     @property
     def held_out_units(self) -> int:
@@ -260,14 +266,13 @@ def keys_of_pair() -> Iterator[None]:
 
 def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     """Return the task as `load` does."""
-    data_root = read.data_root
     opened = read._replace(unit=pair.unit, rules=pair.read, pixels=pixels)(pair.private)
     for finding in _lacking(pair.private, opened.used):
         raise UserError(f"private={finding.line()}")
 
     # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
     published, sets = not is_path(pair.private), _sets(pair)
-    if not published and any(same_examples(pair.private, name, data_root) for name in sets):
+    if not published and any(same_examples(pair.private, name, read.data_root) for name in sets):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
     shape, columns = _image_shape(opened.images), opened.images.columns
@@ -303,10 +308,10 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         *source[2:6],
         tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
         validation,
-        len(sets) > 0 and all(same_examples(pair.private, name, data_root) for name in sets),
-        same_classes=all(_same_classes(name, pair.private, data_root) for name in sets),
+        len(sets) > 0 and all(same_examples(pair.private, name, read.data_root) for name in sets),
+        same_classes=all(_same_classes(name, pair.private, read.data_root) for name in sets),
         shape=_shape(opened) if opened.images.texts is None else tuple(opened.used.train.x.shape[1:]),
-        names=source.names or class_names(pair.private, data_root),
+        names=source.names or class_names(pair.private, read.data_root),
         weights=source.weights,
         pool=() if public is None else public.each,
         people=people,
@@ -317,6 +322,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         columns=source.columns,
         raw=source.raw,
         text=opened.text,
+        untested=source.untested,
     )
 
 
@@ -380,6 +386,7 @@ def _table(opened: Opened, published: bool) -> Examples:
     names = None if files is None else (files[0].names, files[1].names)
     content = opened.digests(_shape(opened))
     table = examples_of(opened.name, (used.train.y, used.test.y), content, used.groups, published, names)
+    table = table._replace(untested=used.untested)
     if opened.images.kind == "images" or published:
         return table
     unit = table.unit if table.people else each_row(table.content.own, table.y)
@@ -773,7 +780,7 @@ def _untested(source: Source) -> Source:
     draw = np.random.RandomState(0)
     x = torch.from_numpy(draw.randint(0, 256, (len(y), *source.train.x.shape[1:]))).to(source.train.x.dtype)
     groups = source.groups and (source.groups[0], torch.arange(len(y)))  # of nobody
-    return source._replace(test=Split(x, y), files=None, groups=groups)
+    return source._replace(test=Split(x, y), files=None, groups=groups, untested=True)
 
 
 def _of_rows(name: str, rows: Vectors) -> Source:

@@ -99,6 +99,7 @@ class Examples(NamedTuple):
     published: bool  # the set is one of conf/dataset
     examples: tuple[Sequence[str], Sequence[str]] | None = None  # file names of both parts
     kind: str = "images"  # or rows: equal ones may be of different people, so that they are no copies
+    untested: bool = False  # the test part is made up
 
     def has(self, role: Role) -> Bools:
         """Return which examples have a role, bool [n]."""
@@ -303,8 +304,8 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
     """Return findings on the private data as something to learn: one example alone, rare classes or labels, and those
     that are in one part alone."""
     train, test = (torch.from_numpy(table.has(role)) for role in (Role.private, Role.test))
-    findings = []
-    if len(table.role) < 2:
+    findings, n = [], int((~table.test).sum()) if table.untested else len(table.role)
+    if n < 2:
         findings.append(Finding("one", ERROR, f"{table.name}: one image only"))
     several = table.y.dim() == 2
     counts, tested = (
@@ -313,8 +314,8 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
     known = [names[i] if names else str(i) for i in range(len(counts))]
     few = [f"{name} has {count}" for name, count in zip(known, counts.tolist(), strict=True) if count < FEW]
     lost = [name for name, count in zip(known, counts.tolist(), strict=True) if not count and not several]
-    if classes > max(MANY, len(table.role) / 10):
-        text = f"{table.name}: {classes} classes of {len(table.role)} examples"
+    if classes > max(MANY, n / 10):
+        text = f"{table.name}: {classes} classes of {n} examples"
         findings.append(Finding("many", ERROR, text, "if these are measurements, give classes as labels"))
     elif lost and classes > 1:
         text = f"{table.name}: no training image of a class is left: {first_of(lost, NAMED)}"
@@ -323,7 +324,7 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
         what = f"{table.name}: {'labels' if several else 'classes'} with fewer than {FEW} training {table.kind}"
         findings.append(Finding("few", WARNING, f"{what} may be lost in the noise: {first_of(few, NAMED)}"))
     unseen = [name for name, trained, n in zip(known, counts, tested, strict=True) if trained and not n]
-    if test.any() and 1 < classes <= max(MANY, len(table.role) / 10) and unseen:
+    if test.any() and 1 < classes <= max(MANY, n / 10) and unseen:
         what = f"{table.name}: {'labels' if several else 'classes'} without a test image"
         findings.append(Finding("few", WARNING, f"{what}, which are not measured: {first_of(unseen, NAMED)}"))
     return tuple(findings)

@@ -83,6 +83,10 @@ class Extractor(NamedTuple):
     key: str
     weights: str  # a digest of the network's weights; of scattering its version
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return features [n, d] of images, of which nothing is kept."""
+        return torch.from_numpy(np.concatenate([*embedded(x, self)]))
+
 
 def of_source(
     name: str,
@@ -159,16 +163,16 @@ def _changed(source: Source, change: Callable[[str, Tensor], Tensor]) -> Source:
 
 def of_images(
     backbone: Backbone, shape: tuple[int, ...], data_root: str, device: torch.device
-) -> tuple[Callable[[Any], Tensor], str | None]:
+) -> tuple[Any, str | None]:
     """Return what makes features [n, d] of images, uint8 [n, *shape], or of texts, as `of_source` does, and
     keeps none of them; and `Extractor.weights`, None of pixels."""
     if backbone.architecture == "pixels":
         return lambda x: x.flatten(1).float() / 255, None
     if backbone.architecture.startswith(text_encoder.PREFIX):
         encoder = text_encoder.load_text_encoder(backbone, device)
-        return encoder.features, encoder.weights
+        return encoder, encoder.weights
     extractor = load_backbone(backbone, data_root, device, (shape[0], shape[1], shape[2]))
-    return lambda x: torch.from_numpy(np.concatenate([*embedded(x, extractor)])), extractor.weights
+    return extractor, extractor.weights
 
 
 def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like: Shape | None = None) -> Extractor:
@@ -316,7 +320,7 @@ def _scattered(x: Tensor, settings: Scattering, size: int | None, like: Shape | 
         )
 
     coefficients = scattering.scattering(x.flatten(0, 1), J, settings.L, settings.order)  # [n c, K, h, w]
-    coefficients = coefficients.unflatten(0, (len(x), -1)).flatten(1, 2)
+    coefficients = coefficients.unflatten(0, (x.shape[0], -1)).flatten(1, 2)
     if groups is None:
         return coefficients.flatten(1)
     if groups > (K := coefficients.shape[1]):

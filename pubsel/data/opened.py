@@ -35,6 +35,7 @@ class Source(NamedTuple):
     columns: tuple[Field, ...] = ()  # of the rows of a table; empty: features
     raw: int | None = None  # how many of the columns, the first ones, have no known scale; None: features
     texts: Texts | None = None  # that x are the hashed words of
+    untested: bool = False  # the test part is made up
 
     @property
     def kind(self) -> str:

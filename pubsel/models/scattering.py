@@ -53,7 +53,7 @@ def scattering(x: Tensor, J: int, L: int, order: int) -> Tensor:
 
         # The modulus of a wavelet's output has lower frequencies: only coarser wavelets find anything in it.
         if order == 2 and i < J - 1:
-            inner = torch.fft.fft2(u)[:, :, None]
+            inner = torch.fft.fft2(u[:, :, None])
             coarser = [smooth(modulus(inner, psi[i, j], 2 ** (j - i)), j) for j in range(i + 1, J)]
             second.append(torch.cat(coarser, 2).flatten(1, 2))
 
@@ -69,7 +69,8 @@ def modulus(spectrum: Tensor, psi: Tensor, k: int) -> Tensor:
     total: Tensor | None = None
     for a, b in product(range(k), repeat=2):
         block = (..., slice(a * h, (a + 1) * h), slice(b * w, (b + 1) * w))
-        part = spectrum[block] * psi[block]
+        # ONNX has no block of complex numbers that is all of them
+        part = spectrum[block] * psi[block] if k > 1 else spectrum * psi
         total = part if total is None else total.add_(part)
     assert total is not None
     y = torch.fft.ifft2(total)

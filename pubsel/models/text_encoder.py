@@ -58,17 +58,23 @@ class TextEncoder(NamedTuple):
             for row in range(BATCH):  # the last text fills up the batch
                 of_row = torch.tensor(tokens[batch[min(row, len(batch) - 1)]], dtype=torch.int64)
                 ids[row, : len(of_row)], mask[row, : len(of_row)] = of_row, 1
-            ids, mask = ids.to(self.device), mask.to(self.device)
-            hidden = self.net(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-            weights = mask[..., None] if self.pooling == MEAN else (mask.cumsum(1) == 1).mul(mask)[..., None]
-            pooled = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
-            parts.append(pooled[: len(batch)].cpu())
+            parts.append(self.pooled(ids.to(self.device), mask.to(self.device))[: len(batch)].cpu())
             progress.add(len(batch))
 
         rows = torch.cat(parts)
         if not rows.isfinite().all():
             raise UserError(f"the features of {what} are not finite: check model.backbone.architecture")
         return rows[torch.tensor(order).argsort()]
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Return the features of new texts."""
+        return self.features(texts)
+
+    def pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the features, [n, d], of texts by their tokens [n, t]. mask: 1 for a token, 0 after the last one."""
+        hidden = self.net(input_ids=ids, attention_mask=mask).last_hidden_state.float()
+        weights = mask[..., None] if self.pooling == MEAN else (mask.cumsum(1) == 1).mul(mask)[..., None]
+        return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
 def _batches(order: Sequence[int], padded: Sequence[int]) -> Iterator[list[int]]:

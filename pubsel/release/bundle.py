@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from pubsel.models.text_encoder import PREFIX, as_published
 from pubsel.privacy import ledger
 from pubsel.release import card
 from pubsel.release.classifier import EXPORTED
+from pubsel.release.onnx import FILE as ONNX
 from pubsel.release.onnx import as_onnx, check_installed
 from pubsel.release.reopen import folder_of, whole_of
 from pubsel.settings.keys import ExportConfig, Format, Model
@@ -51,10 +53,11 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
     model, facts = whole_of(folder, record)
     statement = card.statement_of(record, public_facts(facts, model))
 
-    files = contents(statement, model)
+    files = dict[str, bytes]()
     if settings.format == Format.onnx:
-        files["model.onnx"] = as_onnx(model, facts)
-    return files, statement
+        files[ONNX], how = as_onnx(model, facts, settings.data_root)
+        statement = replace(statement, onnx=how)
+    return contents(statement, model) | files, statement
 
 
 def _remedy(record: dict[str, Any], folder: Path) -> str:

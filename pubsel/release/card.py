@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pubsel import __version__
+from pubsel.data.texts import LENGTH
 from pubsel.privacy.accountant import neighbours
 from pubsel.records import at, guarantee_kind
 from pubsel.release import adversary
@@ -46,7 +47,7 @@ class Statement:
     both treated as public; unit: what distinguishes people if these are the units; adjacency: which data sets are
     neighbours; against: why the model should
     not be given away, empty if nothing is against it; quality: what was measured with noise on held-out examples
-    (`quality_of`), None if nothing was.
+    (`quality_of`), None if nothing was; onnx: what model.onnx takes (`release.onnx.as_onnx`), None if there is none.
     """
 
     facts: dict[str, Any]
@@ -69,6 +70,7 @@ class Statement:
     version: str
     commit: str | None
     quality: dict[str, Any] | None = None
+    onnx: dict[str, Any] | None = None
 
 
 def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
@@ -299,7 +301,8 @@ def config(statement: Statement) -> dict[str, Any]:
         "against": list(statement.against),
     }
     measured = {"quality": statement.quality} if statement.quality else {}
-    return statement.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy} | measured
+    onnx = {"onnx": statement.onnx} if statement.onnx else {}
+    return statement.facts | {"made_by": f"pubsel {__version__}", "privacy": privacy} | measured | onnx
 
 
 def readme(statement: Statement) -> str:
@@ -366,6 +369,7 @@ def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -
         "WORDS": WORDS,
         "GAUSSIAN": adversary.GAUSSIAN,
         "VERSION": __version__,
+        "LENGTH": LENGTH,
         "figures": figures,
         "in_a_sentence": in_a_sentence,
     }

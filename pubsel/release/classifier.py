@@ -13,6 +13,7 @@ import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -44,6 +45,7 @@ EXPORTED = "model.safetensors", "config.json"  # the same in a folder that `pubs
 KEYS = ("model", "classes", "multi_label", "shape", "mean", "std", "backbone", "frozen", "weights", "example")
 MOST_BYTES, MOST_PIXELS = 2**26, 2**26  # of the file of facts, and of an image
 UNFIT = (*DAMAGE, RuntimeError, LookupError, TypeError, AttributeError)  # errors from files that do not belong together
+OTHER_FILE = "pubsel predict takes the file of its weights as checkpoint=FILE"
 CLOSE = 1e-2  # of the largest logit: how far those of another processor may be off
 
 
@@ -63,11 +65,14 @@ class Classifier(NamedTuple):
     takes: Takes = IMAGES
 
     @classmethod
-    def of(cls, model: nn.Module, facts: Mapping[str, Any], data_root: str, device: torch.device) -> Self:
-        """Return the classifier of a whole model and the facts about it (`facts_of`). UserError if the weights of its
-        backbone are not at hand, or not those that it was trained with."""
+    def of(
+        cls, model: nn.Module, facts: Mapping[str, Any], data_root: str, device: torch.device, remedy: str = OTHER_FILE
+    ) -> Self:
+        """Return the classifier of a whole model and the facts about it (`facts_of`). UserError, with a remedy, if the
+        weights of its backbone are not at hand, or not those that it was trained with."""
         settings, shape = check(Model, literal(facts["model"], FACTS)), tuple(facts["shape"])
-        features, takes = None, takes_of(facts)
+        features: Callable[[Any], Tensor] | None = None
+        takes = takes_of(facts)
         if settings.backbone is not None and (len(shape) == 3 or (takes.text and takes.text.hashed is None)):
             from pubsel.data.features import CORAL, NO_WEIGHTS, PUBLISHED, of_images  # and with it timm: a second
 
@@ -75,12 +80,15 @@ class Classifier(NamedTuple):
                 features, weights = of_images(settings.backbone, shape, data_root, device)
             except UserError as error:
                 reason = str(error).removesuffix(NO_WEIGHTS).removesuffix(PUBLISHED).removesuffix(CORAL)
-                raise UserError(f"{reason}; pubsel predict takes the file of its weights as checkpoint=FILE") from None
+                raise UserError(f"{reason}; {remedy}") from None
             if facts["backbone"] not in (None, weights):
                 raise UserError(
                     f"model.backbone.architecture={settings.backbone.architecture}: its weights here are not those "
-                    f"that the model was trained with ({weights}, not {facts['backbone']}): give checkpoint=FILE"
+                    f"that the model was trained with ({weights}, not {facts['backbone']}): {remedy}"
                 )
+        # what is missing has no scale to be in the centre of: it is zero, as in training
+        if takes.columns and getattr(getattr(model, "frozen", None), "centre", None) is None:
+            features = partial(torch.nan_to_num, nan=0.0)
         several = bool(facts["multi_label"])
         model = model.to(device).eval()
         return cls(model, features, shape, tuple(facts["classes"]), several, facts.get("bits"), takes)

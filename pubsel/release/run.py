@@ -321,7 +321,7 @@ def _figures(cell: Cell, prepared: Prepared) -> dict[str, Any]:
         "utility": reached,
         "utility_interval": interval(outputs, task.test.y, task.metric, stream(cell.name, "bootstrap")),
         "on_test": on_test(cell, outputs, task),
-        "test_examples": len(task.test.x),
+        "test_examples": task.tested,
         "private_examples": len(task.private.x),
         "private_units": task.units,
         "selection": {"test": reached} | other_utilities(prepared.trains, task),
