@@ -1,6 +1,7 @@
 """From data that a program has to a model that may be given away: `pubsel.fit`, and the `Release` that it returns."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +17,14 @@ from pubsel.commands import fit as command
 from pubsel.commands.predict import THRESHOLD, predicted
 from pubsel.data.examples import folded
 from pubsel.data.given import given
-from pubsel.data.memory import LABEL, NO_LABELS, PERSON, examples_in, holding
+from pubsel.data.memory import LABEL, NO_LABELS, PERSON, examples_in, holding, strings_in
+from pubsel.data.texts import column_of_texts
 from pubsel.messages import RENAMED, UsageError, UserError, with_names
 from pubsel.privacy import ledger
 from pubsel.release.reopen import opened
 from pubsel.settings.compose import composed, words_of
-from pubsel.settings.keys import FitConfig, PredictConfig
+from pubsel.settings.datasets import dataset_names
+from pubsel.settings.keys import FitConfig, PredictConfig, Read
 from pubsel.settings.schema import check
 
 NOT_RELEASED = ("utility", "utility_interval", "on_test", "selection", "notes", "test_examples")  # keys of a record
@@ -103,8 +106,13 @@ def fit(
     encoder may. results: the folder with the ledger of what was released; nothing else is written. Others as of the
     command. UsageError names an argument that is wrong, UserError what is wrong with the data.
     """
-    sets = [] if public is None else public if isinstance(public, list) else [public]
     mine = None if isinstance(x, str | Path) and y is None else examples_in(x, y, groups)
+    sets = [] if public is None else public if isinstance(public, list) else [public]
+    # a list of strings has names and paths of sets, or is a set of texts
+    read = Read(text=settings.get("text"), label=LABEL)
+    if mine is not None and column_of_texts(list(mine.frame), read) and strings_in(sets):
+        known = [name for name in sets if name in dataset_names() or os.path.exists(Path(name).expanduser())]
+        sets = sets if known else [(sets, NO_LABELS)]
     pairs = [each if isinstance(each, tuple | str | Path) else (each, NO_LABELS) for each in sets]
     others = [None if isinstance(each, str | Path) else examples_in(*each) for each in pairs]
 

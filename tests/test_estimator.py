@@ -11,6 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -19,9 +20,11 @@ from torch.utils.data import TensorDataset
 
 import pubsel
 from pubsel.data import memory
+from pubsel.data.memory import NO_LABELS, PATH, TEXT, examples_in
 from pubsel.messages import UsageError, UserError
 from pubsel.sklearn import PrivateClassifier
-from tests.made import picture
+from tests.made import interrupted, picture
+from tests.test_text_data import corpus
 
 X, Y = load_breast_cancer(return_X_y=True)
 DIGITS = load_digits()
@@ -121,6 +124,61 @@ def test_paths_and_lists_of_images_are_taken(tmp_path):
     assert len(pubsel.fit(images, [i % 2 for i in range(60)], epsilon=5, delta=1e-3).predict(images[:3])) == 3
 
 
+TEXTS = [row["text"] for row in corpus(500)]
+TOPIC = np.array([row["topic"] for row in corpus(500)])
+
+
+@pytest.fixture
+def few_features(monkeypatch):
+    """Hash texts into fewer numbers, which is faster."""
+    monkeypatch.setattr("pubsel.data.texts.FEATURES", 256)
+    monkeypatch.setattr("pubsel.data.texts.hashed.__defaults__", (256,))
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda texts: pd.DataFrame({"review": texts, "n": 0})])
+@pytest.mark.usefixtures("few_features")
+def test_texts_are_taken_however_they_are_held(kind):
+    x = kind(TEXTS[:400])
+    release = pubsel.fit(x, TOPIC[:400], epsilon=5)
+    assert (release.record["private_examples"], "texts" in release.card) == (400, True)
+    for new in (TEXTS[400:], pd.Series(TEXTS[400:]), kind(TEXTS[400:])):
+        assert (release.predict(new) == TOPIC[400:]).mean() > 0.85
+    assert release.predict(["the court", None]).shape == (2,)
+
+
+@pytest.mark.usefixtures("few_features")
+def test_public_texts_are_a_list_of_texts_or_of_sets(monkeypatch, tmp_path):
+    """Names and paths stay names and paths."""
+    sets = []
+    monkeypatch.setattr("pubsel.estimator.command.run", lambda settings: sets.append(settings.public) or interrupted())
+    pd.DataFrame({"text": TEXTS}).to_csv("others.csv")
+    for public in (TEXTS[:60], (TEXTS[:60], TOPIC[:60]), [TEXTS[:60], pd.Series(TEXTS)], ["others.csv"], ["digits"]):
+        with pytest.raises(KeyboardInterrupt):
+            pubsel.fit(TEXTS, TOPIC, public=public)
+    kinds = [[Path(name).suffix for name in public] for public in sets]
+    assert kinds == [[".parquet"], [".parquet"], [".parquet"] * 2, [".csv"], [""]]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    whose = [row["user"] for row in corpus(500)]
+    release = pubsel.fit(pd.DataFrame({"note": TEXTS}), TOPIC, public=TEXTS[:60], text="note", groups=whose, epsilon=5)
+    assert release.record["private_units"] == 250
+    with pytest.raises(UsageError, match=r"bounds=\.\.\.: x is a table of texts, on which it has no effect"):
+        pubsel.fit(TEXTS, TOPIC, bounds=[0, 1])
+
+
+def test_strings_are_paths_if_they_are_files_or_end_as_images_do(tmp_path):
+    """No single one of ten or more decides."""
+    paths = [picture(tmp_path / f"{i}.png") or f"{i}.png" for i in range(20)]
+    (tmp_path / "scan").write_bytes((tmp_path / "0.png").read_bytes())
+    for strings, column in ((paths, PATH), ([*paths, "scan"], PATH), ([*paths[:5], *TEXTS[:5]], TEXT), (TEXTS, TEXT)):
+        assert list(examples_in(strings, NO_LABELS).frame) == [column]
+    for strings in ([*paths, "a text"], [*paths, "gone.png"], [Path(f"{i}") for i in range(3)]):
+        with pytest.raises(UsageError, match=r"paths of images, of which \d of .* no files, the first (a text|gone|0)"):
+            examples_in(strings, NO_LABELS)
+    with pytest.raises(UsageError, match=r"y: a\.csv is one path, whose labels are in it: leave y out"):
+        pubsel.fit("a.csv", DIGIT)
+
+
 def test_public_rows_and_groups(tmp_path):
     release = pubsel.fit(X[:400], Y[:400], public=(X[400:], Y[400:]), public_labels="given", groups=np.arange(400) // 2)
     assert release.record["private_units"] == 200
@@ -171,6 +229,17 @@ def test_the_estimator_is_one_of_scikit_learn():
     assert np.allclose(model.predict_proba(frame[450:]).sum(1), 1)
     assert clone(model[-1]).get_params() == model[-1].get_params()
     assert model[-1].release_.privacy["epsilon"] <= 2
+
+
+@pytest.mark.usefixtures("few_features")
+def test_the_estimator_takes_texts_alone_and_in_a_pipeline():
+    """Hashed by the release itself, or by a step of scikit-learn that learns nothing from them."""
+    for steps in ([], [HashingVectorizer(n_features=256)]):
+        model = make_pipeline(*steps, PrivateClassifier(epsilon=5.0)).fit(TEXTS[:400], TOPIC[:400])
+        assert model.score(TEXTS[400:], TOPIC[400:]) > 0.85
+        assert model[-1].release_.record["private_examples"] == 400
+    with pytest.raises(ValueError, match="y: 499 for 500 examples"):
+        PrivateClassifier().fit(TEXTS, TOPIC[1:])
 
 
 def test_several_fits_warn_that_their_epsilons_add_up(monkeypatch):

@@ -1,9 +1,11 @@
 """Data that a program has in memory: held under a name by their content, for as long as a command reads them.
 
 The name is that of a table that is in no folder, so that all rules for a user's own data hold for it. Rows become a
-table, whose columns are called "0", "1", ... if they have no names; images and their paths become a source of images.
+table, whose columns are called "0", "1", ... if they have no names; texts become its column "text"; images and their
+paths become a source of images.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pubsel.data.images import MOST, SUFFIXES
 from pubsel.files import digest
 from pubsel.messages import UsageError
 
 NO_LABELS = "no labels"  # in place of labels of public examples that have none
 LABEL, PERSON, PATH = "label of a row", "person", "path of an image"  # columns that are added to a table
+TEXT = "text"  # the column of texts that are in no table
 
 
 class InMemory(NamedTuple):
@@ -59,10 +63,12 @@ def holding(*several: InMemory | None) -> Iterator[list[str]]:
 
 def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     """Return examples as they are held. x: rows of numbers (an array, a tensor or a sparse matrix [n, d], a pandas
-    table), images (uint8 arrays or PIL images of one size, or a tensor [n, c, h, w]), paths of images, or a data set of
-    torch or of Hugging Face, of which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a
-    column; None: they are in x; NO_LABELS: there are none. groups: whose each example is, [n]. UsageError if it is of
-    another kind."""
+    table), texts (a list, an array or a column of pandas), images (uint8 arrays or PIL images of one size, or a tensor
+    [n, c, h, w]), paths of images, a pandas table with a column of texts, or a data set of torch or of Hugging Face, of
+    which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a column; None: they are in x;
+    NO_LABELS: there are none. groups: whose each example is, [n]. UsageError if it is of another kind."""
+    if isinstance(x, str | Path):
+        raise UsageError(f"y: {x} is one path, whose labels are in it: leave y out, or name its column by label=")
     if isinstance(y, str) and y == NO_LABELS:
         y = None
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
@@ -111,12 +117,39 @@ def _of_items(data: Any) -> tuple[list[Any], list[Any]]:
     raise UsageError("y: none given: give labels, or a data set of pairs of an example and its label")
 
 
+def strings_in(x: Any) -> list[str | Path] | None:
+    """Return the texts or paths of a list, an array [n] or a column of pandas, "" for those that are missing; None: it
+    has others."""
+    if isinstance(x, str) or not isinstance(x, Sequence | np.ndarray | pd.Series) or getattr(x, "ndim", 1) != 1:
+        return None
+    each = ["" if pd.api.types.is_scalar(value) and pd.isna(value) else value for value in x]
+    return each if all(isinstance(value, str | Path) for value in each) and any(map(str, each)) else None
+
+
+def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
+    """Return the table of paths of images if all strings are files, or nine tenths end as images do, so that no single
+    one decides; otherwise that of texts. UsageError for a path without a file."""
+    paths = [Path(each).expanduser() for each in strings]
+    absent = [str(path) for path in paths if not os.path.isfile(path)]
+    ends = [
+        isinstance(each, Path) or path.suffix.lower() in SUFFIXES for each, path in zip(strings, paths, strict=True)
+    ]
+    if absent and np.mean(ends) < MOST:
+        return pd.DataFrame({TEXT: list(map(str, strings))})
+    if absent:
+        raise UsageError(
+            f"x: paths of images, of which {len(absent)} of {len(paths)} are no files, the first {absent[0]}: give "
+            "paths from this folder, or whole ones"
+        )
+    return pd.DataFrame({PATH: [str(path.resolve()) for path in paths]})
+
+
 def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
     """Return the table of rows or paths, or images."""
     if hasattr(x, "toarray"):
         x = x.toarray()
-    if isinstance(x, Sequence) and x and all(isinstance(each, str | Path) for each in x):
-        return pd.DataFrame({PATH: [str(Path(each).expanduser().resolve()) for each in x]}), None
+    if (strings := strings_in(x)) is not None:
+        return _of_strings(strings), None
     channels_first = isinstance(x, Tensor) and x.dim() == 4
     if isinstance(x, Sequence) and x and isinstance(x[0], Tensor):
         x, channels_first = torch.stack(list(x)), x[0].dim() == 3
@@ -141,5 +174,5 @@ def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
             return pd.DataFrame(index=range(len(images))), images
     raise UsageError(
         f"x: {type(x).__name__} of {array.dtype} {list(array.shape)}: give rows of numbers [n, d], images as uint8 "
-        "[n, h, w] or [n, h, w, 3], PIL images, paths, or a pandas table"
+        "[n, h, w] or [n, h, w, 3], PIL images, paths, texts, or a pandas table"
     )
