@@ -17,7 +17,7 @@ from pubsel.commands import fit as command
 from pubsel.commands.predict import THRESHOLD, predicted
 from pubsel.data.examples import folded
 from pubsel.data.given import given
-from pubsel.data.memory import LABEL, NO_LABELS, PERSON, examples_in, holding, strings_in
+from pubsel.data.memory import LABEL, NO_LABELS, PERSON, examples_in, has_columns, holding, of_columns, strings_in
 from pubsel.data.texts import column_of_texts
 from pubsel.messages import RENAMED, UsageError, UserError, with_names
 from pubsel.privacy import ledger
@@ -56,7 +56,7 @@ class Release:
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Return the probability of each class, [n, classes], or of each label by itself. x: of the kind that the model
         was trained on, as for `fit`. UserError if it is of another one."""
-        rows = x.toarray() if hasattr(x, "toarray") else x
+        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else x.toarray() if hasattr(x, "toarray") else x
         parts = predicted(self._classifier, given(rows, self._classifier.takes), skip=False)
         return np.concatenate([part.probabilities for part in parts])
 

@@ -3,11 +3,13 @@
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
@@ -20,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 import pubsel
 from pubsel.data import memory
-from pubsel.data.memory import NO_LABELS, PATH, TEXT, examples_in
+from pubsel.data.memory import LABEL, NO_LABELS, PATH, TEXT, examples_in
 from pubsel.messages import UsageError, UserError
 from pubsel.sklearn import PrivateClassifier
 from tests.made import interrupted, picture
@@ -112,8 +114,6 @@ def test_what_a_program_has_is_taken(kind, x, y):
 
 
 def test_paths_and_lists_of_images_are_taken(tmp_path):
-    from PIL import Image
-
     paths = [tmp_path / "images" / f"{i}.png" for i in range(60)]
     for i, path in enumerate(paths):
         picture(path, 120 * (i % 2) + i, (8, 8), "L")
@@ -177,6 +177,63 @@ def test_strings_are_paths_if_they_are_files_or_end_as_images_do(tmp_path):
             examples_in(strings, NO_LABELS)
     with pytest.raises(UsageError, match=r"y: a\.csv is one path, whose labels are in it: leave y out"):
         pubsel.fit("a.csv", DIGIT)
+
+
+class Columns:
+    """A data set with the interface of Hugging Face's."""
+
+    def __init__(self, classes=None, **columns):
+        self.columns, self.column_names = columns, list(columns)
+        self.features = {name: SimpleNamespace(names=classes if "label" in name else None) for name in columns}
+
+    def __len__(self):
+        return len(self.columns[self.column_names[0]])
+
+    def __getitem__(self, name):
+        return iter(self.columns[name])
+
+
+def columns_of(kind, places):
+    """Some examples of a kind, with their labels as numbers."""
+    numbers = [sorted(set(TOPIC)).index(TOPIC[i]) for i in places]
+    if kind == "texts":
+        return Columns(sorted(set(TOPIC)), text=[TEXTS[i] for i in places], label=numbers)
+    if kind == "images":
+        images = [Image.fromarray(IMAGES[i]) for i in places]
+        return Columns([f"n{i}" for i in range(10)], img=images, fine_label=DIGIT[places], coarse=DIGIT[places] // 2)
+    return Columns(embedding=X[places].tolist(), label=Y[places].tolist(), idx=list(places))
+
+
+@pytest.mark.parametrize("kind", ["texts", "images", "rows"])
+@pytest.mark.usefixtures("few_features")
+def test_data_sets_of_hugging_face_are_taken_by_their_columns(kind):
+    train, test = columns_of(kind, range(400)), columns_of(kind, range(400, 500))
+    release = pubsel.fit(train, "fine_label" if kind == "images" else None, epsilon=8)
+    truth = {"texts": TOPIC, "images": np.array([f"n{i}" for i in DIGIT]), "rows": Y}[kind][400:500]
+    assert (release.predict(test) == truth).mean() > 0.8
+    assert (release.predict(list(test[test.column_names[0]])) == truth).mean() > 0.8
+    if kind == "texts":
+        public = pubsel.fit(train, public=test, public_labels="given", epsilon=8)
+        assert public.record["public"].startswith("in_memory")
+
+
+def test_columns_that_may_mean_several_things_are_refused():
+    rows = columns_of("rows", range(20))
+    stream = SimpleNamespace(column_names=None, features=None)
+    for x, y, message in (
+        ({"train": rows, "test": rows}, None, r"x: dict of train, test: give one of them, such as x\['train'\]"),
+        (stream, None, "x: a stream of examples: load them without streaming=True"),
+        (columns_of("images", range(9)), None, "y: no column label: x has img, fine_label, coarse: give the name"),
+        (rows, "outcome", "y: no column outcome: x has embedding, label, idx: give the name"),
+        (Columns(a=[1], b=[2], label=[0]), None, r"x: columns a, b, label: give x\.select_columns"),
+        (columns_of("rows", range(9)), Y, "y: 569 for 9 examples"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            examples_in(x, y)
+    # a label that is not known is no class, and public examples need none
+    held = examples_in(Columns(["a", "b"], text=["x", "y", "z"], label=[1, -1, None]))
+    assert held.frame[LABEL].fillna("none").tolist() == ["b", "none", "none"]
+    assert list(examples_in(Columns(text=["x", "y"]), NO_LABELS).frame) == [TEXT]
 
 
 def test_public_rows_and_groups(tmp_path):

@@ -6,7 +6,7 @@ paths become a source of images.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pubsel.data.findings import first_of
 from pubsel.data.images import MOST, SUFFIXES
 from pubsel.files import digest
 from pubsel.messages import UsageError
@@ -24,6 +25,9 @@ from pubsel.messages import UsageError
 NO_LABELS = "no labels"  # in place of labels of public examples that have none
 LABEL, PERSON, PATH = "label of a row", "person", "path of an image"  # columns that are added to a table
 TEXT = "text"  # the column of texts that are in no table
+# columns of a data set of Hugging Face, if it has others too
+EXAMPLES = ("image", "img", TEXT, "sentence", "review", "features", "embedding", "embeddings", "x")
+LABELS = ("label", "labels", "y", "target")
 
 
 class InMemory(NamedTuple):
@@ -66,9 +70,13 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     table), texts (a list, an array or a column of pandas), images (uint8 arrays or PIL images of one size, or a tensor
     [n, c, h, w]), paths of images, a pandas table with a column of texts, or a data set of torch or of Hugging Face, of
     which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a column; None: they are in x;
-    NO_LABELS: there are none. groups: whose each example is, [n]. UsageError if it is of another kind."""
+    NO_LABELS: none are needed. groups: whose each example is, [n]. UsageError if it is of another kind."""
     if isinstance(x, str | Path):
         raise UsageError(f"y: {x} is one path, whose labels are in it: leave y out, or name its column by label=")
+    if isinstance(x, Mapping):
+        raise UsageError(f"x: {type(x).__name__} of {first_of(x, 5)}: give one of them, such as x[{next(iter(x))!r}]")
+    if has_columns(x):
+        x, y = of_columns(x, y)
     if isinstance(y, str) and y == NO_LABELS:
         y = None
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
@@ -104,11 +112,40 @@ def label_columns(frame: pd.DataFrame) -> str | list[str] | None:
     return several or (LABEL if LABEL in frame else None)
 
 
+def has_columns(x: Any) -> bool:
+    """Return whether x is a data set of Hugging Face, which need not be installed."""
+    return hasattr(x, "column_names") and hasattr(x, "features")
+
+
+def of_columns(data: Any, y: Any) -> tuple[list[Any], Any]:
+    """Return examples and labels of a data set of Hugging Face, classes by their names. y: as in `examples_in`.
+    UsageError if it is a stream, or if its columns may mean several things."""
+    names, listed = list(data.column_names or ()), first_of(data.column_names or (), 10)
+    if not hasattr(data, "__len__"):
+        raise UsageError("x: a stream of examples: load them without streaming=True")
+    column = y if isinstance(y, str) and y != NO_LABELS else None
+    known = [name for name in names if (name == column if column else name in LABELS)]
+    labels = known if y is None or isinstance(y, str) else []
+    if len(labels) != 1 and (y is None or column):
+        raise UsageError(f"y: no column {column or LABELS[0]}: x has {listed}: give the name of the column")
+    others = [name for name in names if name not in labels]
+    usual = [name for name in others if name in EXAMPLES] if len(others) > 1 else others
+    if len(usual) != 1:
+        raise UsageError(
+            f"x: columns {listed}: give x.select_columns([EXAMPLES, LABELS]), or x.to_pandas() for numbers"
+        )
+    if len(labels) == 1:
+        classes, y = getattr(data.features[labels[0]], "names", None), list(data[labels[0]])
+        # -1 says that a label is not known
+        y = y if classes is None else [None if i is None or i < 0 else classes[i] for i in y]
+    return list(data[usual[0]]), y
+
+
 def _of_items(data: Any) -> tuple[list[Any], list[Any]]:
     """Return examples and labels of the items of a data set: pairs, or values by name. UsageError if they are none."""
     items = [data[i] for i in range(len(data))]
     if items and isinstance(items[0], dict):
-        names = [name for name in items[0] if name in ("label", "labels", "y", "target")]
+        names = [name for name in items[0] if name in LABELS]
         others = [name for name in items[0] if name not in names]
         if len(names) == 1 and len(others) == 1:
             return [item[others[0]] for item in items], [item[names[0]] for item in items]
@@ -155,7 +192,7 @@ def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
         x, channels_first = torch.stack(list(x)), x[0].dim() == 3
     if isinstance(x, Sequence) and x and isinstance(x[0], Image.Image):
         if len({(image.size, image.mode == "L") for image in x}) > 1:
-            raise UsageError("x: images of several sizes or colours: give the paths of their files")
+            raise UsageError("x: images of several sizes or colours: resize them, or give the paths of their files")
         x = [np.asarray(image if image.mode == "L" else image.convert("RGB")) for image in x]
     try:
         array = x.cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
