@@ -208,7 +208,7 @@ def columns_of(kind, places):
 @pytest.mark.usefixtures("few_features")
 def test_data_sets_of_hugging_face_are_taken_by_their_columns(kind):
     train, test = columns_of(kind, range(400)), columns_of(kind, range(400, 500))
-    release = pubsel.fit(train, "fine_label" if kind == "images" else None, epsilon=8)
+    release = pubsel.fit(train, "fine_label" if kind == "images" else None, epsilon=50)
     truth = {"texts": TOPIC, "images": np.array([f"n{i}" for i in DIGIT]), "rows": Y}[kind][400:500]
     assert (release.predict(test) == truth).mean() > 0.8
     assert (release.predict(list(test[test.column_names[0]])) == truth).mean() > 0.8
@@ -272,6 +272,32 @@ def test_what_cannot_be_fitted_is_refused_and_nothing_is_spent(tmp_path, x, y, m
         pubsel.fit(x, y, epsilon=1)
     assert not lines()
     assert not memory._HELD
+
+
+def test_a_release_is_exported_in_another_format(tmp_path):
+    pytest.importorskip("onnxruntime", reason="pip install pubsel[onnx]")
+    release = pubsel.fit(X, Y, epsilon=5)
+    record = pubsel.export(release, "model", format="onnx")
+    assert sorted(
+        {path.name for path in Path("model").iterdir()} - {path.name for path in release.folder.iterdir()}
+    ) == ["model.onnx"]
+    assert "may NOT" not in str(record)
+    assert record.predict(X).answers == release.predict(X).astype(str).tolist()
+    assert "in_memory" not in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_training_of_fit_is_audited(monkeypatch):
+    audited = {"epsilon": 2, "scale": "none", "canaries": 20}
+    record = pubsel.audit(X[:100], Y[:100], **audited)
+    assert (record["kind"], record["algorithm"], record["claimed"]) == ("white_box", "whitened_head", 2)
+    assert record["settings"]["audit"]["canaries"] == 20
+    assert str(record).startswith("whitened_head on x, white_box: claimed epsilon 2.00, measured at least ")
+    assert record["control"]["noise"] == pytest.approx(1 / 3)
+    assert record.folder.is_relative_to("results/audits")
+    assert not lines()
+    assert json.loads((record.folder / "result.json").read_text())["measured"] == record["measured"]
+    with pytest.raises(UsageError, match="public: the choice is not audited, only training: leave it out"):
+        pubsel.audit(X[:100], Y[:100], public=X[100:], **audited)
 
 
 # The estimator
