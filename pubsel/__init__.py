@@ -10,6 +10,9 @@ with a mapping for dotted keys. A Record is what a command leaves in results.
     pubsel.load("results/runs/NAME")                                    # pubsel runs show
     pubsel.load("results/runs/NAME").predict("new_images")              # pubsel predict; also for an exported folder
     pubsel.open_dataset("my_images")                                    # pubsel data check
+    pubsel.export("results/runs/NAME", "model", format="onnx")          # pubsel export; also for what fit returns
+    pubsel.audit(x, y, epsilon=1)                                       # pubsel audit, of the training of fit
+    pubsel.table("gsd_table2")                                          # pubsel table, as a pandas table
 """
 
 from __future__ import annotations
@@ -32,11 +35,13 @@ __version__ = "0.1.0"
 from pubsel import records
 
 if TYPE_CHECKING:
+    import pandas
+
     from pubsel.commands.predict import Predictions
     from pubsel.data.opened import Source
     from pubsel.estimator import Release
 
-__all__ = ["Record", "fit", "load", "open_dataset", "rank", "train"]
+__all__ = ["Record", "audit", "export", "fit", "load", "open_dataset", "rank", "table", "train"]
 
 
 class Record(dict[str, Any]):
@@ -105,6 +110,55 @@ def fit(x: Any, y: Any = None, **settings: Any) -> Release:
     from pubsel.estimator import fit as of_data
 
     return of_data(x, y, **settings)
+
+
+def export(
+    run: str | Path | Record | Release,
+    to: str | Path,
+    *,
+    format: str = "safetensors",
+    anyway: bool = False,
+    hub: str | None = None,
+    results: str | Path = "results",
+    **settings: Any,
+) -> Record:
+    """Make a folder that may be given away as `pubsel export` does, and return the facts in its config.json.
+
+    run: what `fit`, `train` or `load` returned, or the name of a run in `results`, or its folder. format: onnx adds
+    model.onnx; anyway: also a run that no guarantee covers; hub: OWNER/NAME on Hugging Face. UserError says why a run
+    may not or cannot be given away.
+    """
+    from pubsel.commands.export import run as write
+    from pubsel.settings.compose import composed, words_of
+    from pubsel.settings.keys import ExportConfig
+    from pubsel.settings.schema import check
+
+    place = run if isinstance(run, str | Path) else run.folder if isinstance(run, Record) else run.run
+    values = {"run": place, "to": to, "format": format, "anyway": anyway, "hub": hub, "results": results, **settings}
+    with composed("export", words_of(values)) as words:
+        text = write(check(ExportConfig, words))
+    record = load(to)
+    record.text = text
+    return record
+
+
+def audit(x: Any, y: Any = None, **settings: Any) -> Record:
+    """Audit the training that `fit` does of the same arguments, as `pubsel audit` does, and return the record, which is
+    kept in `results`. Its further arguments are those of `pubsel.estimator.audit_fit`: kind, canaries, confidence, ...;
+    `pubsel audit` audits any other training."""
+    from pubsel.commands.audit import show_audit
+    from pubsel.estimator import audit_fit
+
+    record, folder = audit_fit(x, y, **settings)
+    return Record(record, folder, show_audit(record if isinstance(x, str | Path) else record | {"private": "x"}))
+
+
+def table(name: str, results: str | Path = "results") -> pandas.DataFrame:
+    """Return the rows of a table as `pubsel table` shows them, from the records in `results`, next to the paper's
+    figures. Nothing is written. UsageError if there is no such table."""
+    from pubsel.papers.typeset import shown_rows
+
+    return shown_rows(name, Path(results))
 
 
 def rank(

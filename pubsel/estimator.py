@@ -1,6 +1,8 @@
-"""From data that a program has to a model that may be given away: `pubsel.fit`, and the `Release` that it returns."""
+"""From data that a program has to a model that may be given away: `pubsel.fit`, the `Release` that it returns, and
+`pubsel.audit` of the same training."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +18,24 @@ from pubsel.commands import fit as command
 from pubsel.commands.predict import THRESHOLD, predicted
 from pubsel.data.examples import folded
 from pubsel.data.given import given
-from pubsel.data.memory import LABEL, NO_LABELS, PERSON, examples_in, holding
+from pubsel.data.memory import (
+    LABEL,
+    NO_LABELS,
+    PERSON,
+    InMemory,
+    examples_in,
+    has_columns,
+    holding,
+    of_columns,
+    strings_in,
+)
+from pubsel.data.texts import column_of_texts
 from pubsel.messages import RENAMED, UsageError, UserError, with_names
 from pubsel.privacy import ledger
 from pubsel.release.reopen import opened
 from pubsel.settings.compose import composed, words_of
-from pubsel.settings.keys import FitConfig, PredictConfig
+from pubsel.settings.datasets import dataset_names
+from pubsel.settings.keys import AuditConfig, FitConfig, PredictConfig, Read
 from pubsel.settings.schema import check
 
 NOT_RELEASED = ("utility", "utility_interval", "on_test", "selection", "notes", "test_examples")  # keys of a record
@@ -35,8 +49,9 @@ class Release:
     of `predict_proba`.
     """
 
-    def __init__(self, folder: Path, record: dict[str, Any], labels: Sequence[Any], kept: Any = None):
+    def __init__(self, folder: Path, labels: Sequence[Any], kept: Any = None):
         self.folder, self._kept = folder, kept  # which deletes the folder once nothing refers to it
+        record = records.read_record(self.run / "result.json")
         self.record = {key: value for key, value in record.items() if key not in NOT_RELEASED}
         self.privacy: dict[str, Any] = self.record["privacy"]
         with composed("predict", words_of({"run": folder})) as values:
@@ -46,6 +61,12 @@ class Release:
         self.classes = np.array([known.get(folded(name), name) for name in names])
 
     @property
+    def run(self) -> Path:
+        """Return the folder of the run that it is the model of."""
+        (folder,) = (self.folder.parent / "results" / "runs").iterdir()
+        return folder
+
+    @property
     def card(self) -> str:
         """Return the card of the model, in Markdown."""
         return (self.folder / "README.md").read_text(encoding="utf-8")
@@ -53,7 +74,7 @@ class Release:
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Return the probability of each class, [n, classes], or of each label by itself. x: of the kind that the model
         was trained on, as for `fit`. UserError if it is of another one."""
-        rows = x.toarray() if hasattr(x, "toarray") else x
+        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else x.toarray() if hasattr(x, "toarray") else x
         parts = predicted(self._classifier, given(rows, self._classifier.takes), skip=False)
         return np.concatenate([part.probabilities for part in parts])
 
@@ -103,29 +124,76 @@ def fit(
     encoder may. results: the folder with the ledger of what was released; nothing else is written. Others as of the
     command. UsageError names an argument that is wrong, UserError what is wrong with the data.
     """
-    sets = [] if public is None else public if isinstance(public, list) else [public]
+    kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
+    folder = Path(kept.name)
+    values = {"epsilon": epsilon, "delta": delta, "public": public, "groups": groups, "features": features}
+    values |= {"bounds": bounds, "scale": scale, "public_labels": public_labels, "held_out": held_out}
+    values |= {"accept": list(accept) or None, "results": folder / "results", "to": folder / "release", **settings}
+    with _cleared(kept), _asked(x, y, values, folder, Path(results), verbose) as (mine, checked):
+        command.run(checked)
+
+    labels = mine.frame[LABEL].dropna().unique() if mine is not None and LABEL in mine.frame else ()
+    return Release(folder / "release", list(labels), kept)
+
+
+def audit_fit(
+    x: Any,
+    y: Any = None,
+    *,
+    kind: str = "white_box",
+    canaries: int = 1000,
+    guesses: float = 0.2,
+    confidence: float = 0.95,
+    results: str | Path = "results",
+    verbose: bool = False,
+    **settings: Any,
+) -> tuple[dict[str, Any], Path]:
+    """Audit the training that `fit` would do with these arguments, as `pubsel audit` does; return its record, and its
+    folder in `results`. kind, canaries, guesses, confidence: settings of the attack. What is trained is thrown away.
+    UsageError if there is no guarantee to audit, or public data to choose."""
+    from pubsel.commands import audit as attacked
+
+    of_audit = {"kind": kind, "canaries": canaries, "guesses": guesses, "confidence": confidence}
+    values = {"results": Path(results), "held_out": 0.0, **settings}
+    with tempfile.TemporaryDirectory(prefix=records.SCRATCH) as folder:  # noqa: SIM117
+        with _asked(x, y, values, Path(folder), Path(results), verbose) as (_, checked):
+            if checked.public or checked.pool:
+                raise UsageError("public: the choice is not audited, only training: leave it out")
+            budget = command.divided(checked)
+            features = checked.features or command.features_for(command.planned(checked), checked, budget)
+            words = [*command.words(checked, features, budget), *words_of({"audit": of_audit})]
+            with composed("audit", words) as whole:
+                requested = check(AuditConfig, whole)
+                record = attacked.audit(requested)
+    return record, Path(requested.results) / "audits" / record["identity"]
+
+
+@contextmanager
+def _asked(
+    x: Any, y: Any, values: dict[str, Any], folder: Path, results: Path, verbose: bool
+) -> Iterator[tuple[InMemory | None, FitConfig]]:
+    """Yield what is in memory of x, and the settings of the command, for as long as this data is held. values: its
+    other arguments; folder: for what they write."""
+    public, groups, bounds = (values.pop(key, None) for key in ("public", "groups", "bounds"))
     mine = None if isinstance(x, str | Path) and y is None else examples_in(x, y, groups)
+    sets = [] if public is None else public if isinstance(public, list) else [public]
+    # a list of strings has names and paths of sets, or is a set of texts
+    read = Read(text=values.get("text"), label=LABEL)
+    if mine is not None and column_of_texts(list(mine.frame), read) and strings_in(sets):
+        known = [name for name in sets if name in dataset_names() or os.path.exists(Path(name).expanduser())]
+        sets = sets if known else [(sets, NO_LABELS)]
     pairs = [each if isinstance(each, tuple | str | Path) else (each, NO_LABELS) for each in sets]
     others = [None if isinstance(each, str | Path) else examples_in(*each) for each in pairs]
 
-    kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
-    folder = Path(kept.name)
     if isinstance(bounds, Mapping):
         (folder / "bounds.json").write_text(json.dumps(dict(bounds)), encoding="utf-8")
         bounds = folder / "bounds.json"
-    with _cleared(kept), holding(mine, *others) as names, _in_words(names, Path(results), verbose):
-        values = {"private": names[0] or x, "epsilon": epsilon, "delta": delta, "features": features}
-        values |= {"public": [name or each for name, each in zip(names[1:], sets, strict=True)] or None}
-        values |= {"unit": None if groups is None else PERSON, "held_out": held_out, "scale": scale}
-        values |= {"bounds": bounds, "public_labels": public_labels, "accept": list(accept) or None}
-        values |= {"results": folder / "results", "to": folder / "release", **settings}
-        with composed("fit", words_of(values)) as checked:
-            command.run(check(FitConfig, checked))
-
-    (run,) = (folder / "results" / "runs").iterdir()
-    record = records.read_record(run / "result.json")
-    labels = mine.frame[LABEL].dropna().unique() if mine is not None and LABEL in mine.frame else ()
-    return Release(folder / "release", record, list(labels), kept)
+    with holding(mine, *others) as names, _in_words(names, results, verbose):
+        listed = [name or each for name, each in zip(names[1:], sets, strict=True)]
+        unit = {} if groups is None else {"unit": PERSON}
+        data = {"private": names[0] or x, "public": listed or None, "bounds": bounds, **unit}
+        with composed("fit", words_of(data | values)) as composed_values:
+            yield mine, check(FitConfig, composed_values)
 
 
 @contextmanager

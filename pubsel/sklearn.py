@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from pubsel.data.memory import strings_in
 from pubsel.estimator import Release, fit
 from pubsel.messages import UserError
 
@@ -27,10 +28,11 @@ SEVERAL = (
 class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A linear classifier with differential privacy, which has nothing to set but the guarantee (`pubsel.fit`).
 
-    epsilon, delta: the guarantee for one row, or for one of `groups` with all its rows. public: other rows with the
-    same columns, (X, y) or X alone, or a list of these, one of which is chosen privately. bounds: [least, most] of all
-    numbers, if these are public. scale: auto brings columns to one scale by a part of epsilon; none is for features of
-    an encoder. public_labels: given if y of the public rows means the same. results: the folder with the ledger.
+    epsilon, delta: the guarantee for one row or text, or for one of `groups` with all of its. public: other rows with
+    the same columns, or texts, (X, y) or X alone, or a list of these, one of which is chosen privately. bounds: [least,
+    most] of all numbers, if these are public. scale: auto brings columns to one scale by a part of epsilon; none is for
+    features of an encoder. public_labels: given if y of the public rows means the same. results: the folder with the
+    ledger.
     A model that was fitted has `release_` (`Release`), which may be given away, and `classes_`.
     """
 
@@ -50,11 +52,12 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.scale, self.public_labels, self.results = scale, public_labels, results
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Train on rows X [n, d] with labels y [n]. groups: whose each row is, [n]; without it a row is protected.
-        Missing numbers (NaN) are allowed. ValueError says what is wrong with the data."""
+        """Train on rows X [n, d], or texts X [n], with labels y [n]. groups: whose each row is, [n]; without it a row
+        is protected. Missing numbers (NaN) are allowed. ValueError says what is wrong with the data."""
         if y is None:
             raise ValueError("PrivateClassifier requires y to be passed, but the target y is None")
-        X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", accept_sparse=True, ensure_min_samples=2)
+        if strings_in(X) is None:
+            X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", accept_sparse=True, ensure_min_samples=2)
         check_classification_targets(y)
         if len(np.unique(y)) < 2:
             raise ValueError(f"y has one class only, {y[0]!r}: the classifier needs two classes or more")
@@ -86,7 +89,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each of `classes_`, [n, classes]."""
         check_is_fitted(self, "release_")
-        X = validate_data(self, X, reset=False, ensure_all_finite="allow-nan", accept_sparse=True)
+        if strings_in(X) is None:
+            X = validate_data(self, X, reset=False, ensure_all_finite="allow-nan", accept_sparse=True)
         return self.release_.predict_proba(X)[:, self._order]
 
     def predict(self, X: Any) -> NDArray[Any]:

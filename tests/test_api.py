@@ -13,6 +13,7 @@ import pytest
 import pubsel
 from pubsel import cli, records
 from pubsel.messages import UsageError, UserError
+from pubsel.papers.typeset import text
 
 WORDS = """+experiment=quickstart model=linear training.steps=3 distance.initialisations=2 algorithm.k=20 pair.m=50
     distance.m=50""".split()
@@ -81,6 +82,35 @@ def test_load_reads_the_records_that_are_kept_with_the_code(tmp_path: Path) -> N
     assert pubsel.load(name, tmp_path)["identity"] == name
 
 
+def test_export_gives_the_folder_of_the_command(trained: pubsel.Record, tmp_path: Path) -> None:
+    results = trained.folder.parents[1]
+    with pytest.raises(UserError, match=r"privacy\.secure_noise=true|anyway=true"):
+        pubsel.export(trained, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    words = [f"results={results}", "anyway=true", f"to={tmp_path / 'words'}"]
+    assert cli.main(["export", trained["identity"], *words]) == 0
+    files = {path.name: path.read_bytes() for path in (tmp_path / "words").iterdir()}
+    for i, run in enumerate((trained, trained["identity"], trained.folder)):
+        record = pubsel.export(run, tmp_path / f"{i}", anyway=True, results=results)
+        assert record.folder == tmp_path / f"{i}"
+        assert {path.name: path.read_bytes() for path in record.folder.iterdir()} == files
+        assert record["weights"] == json.loads(files["config.json"])["weights"]
+        assert "which may NOT be given away" in str(record)
+
+
+def test_table_gives_the_rows_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "records").mkdir()
+    shutil.copy(Path(__file__).parents[1] / "results" / "records" / "gsd_table2.jsonl.gz", tmp_path / "records")
+    frame = pubsel.table("gsd_table2", results=tmp_path)
+    assert not (tmp_path / "tables").exists()
+    assert cli.main(["table", "gsd_table2", f"results={tmp_path}"]) == 0
+    assert text(frame) in capsys.readouterr().out
+    assert frame["utility"].notna().any()
+    assert "paper_success_rate" in pubsel.table("gsd_table8", results=tmp_path)
+    with pytest.raises(UsageError, match="unknown table 'all': use one of adamix_ours"):
+        pubsel.table("all")
+
+
 def test_open_dataset_gives_what_data_check_tells(capsys: pytest.CaptureFixture) -> None:
     source = pubsel.open_dataset("digits")
     assert cli.main(["data", "check", "digits"]) == 0
@@ -133,5 +163,5 @@ def test_options_of_ones_own(tmp_path: Path) -> None:
 def test_importing_it_takes_no_torch() -> None:
     code = "import pubsel, sys; assert 'torch' not in sys.modules and 'pandas' not in sys.modules; pubsel.train"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert set(pubsel.__all__) == {"Record", "fit", "load", "open_dataset", "rank", "train"}
+    assert set(pubsel.__all__) == {*"Record audit export fit load open_dataset rank table train".split()}
     assert (Path(pubsel.__file__).parent / "py.typed").exists()

@@ -3,14 +3,17 @@
 import json
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.feature_extraction.text import HashingVectorizer
 from sklearn.model_selection import cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -19,10 +22,12 @@ from torch.utils.data import TensorDataset
 
 import pubsel
 from pubsel.data import load, memory
+from pubsel.data.memory import LABEL, NO_LABELS, PATH, TEXT, examples_in
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Pair
 from pubsel.sklearn import PrivateClassifier
-from tests.made import picture
+from tests.made import interrupted, picture
+from tests.test_text_data import corpus
 
 X, Y = load_breast_cancer(return_X_y=True)
 DIGITS = load_digits()
@@ -135,8 +140,6 @@ def test_what_a_program_has_is_taken(kind, x, y):
 
 
 def test_paths_and_lists_of_images_are_taken(tmp_path):
-    from PIL import Image
-
     paths = [tmp_path / "images" / f"{i}.png" for i in range(60)]
     for i, path in enumerate(paths):
         picture(path, 120 * (i % 2) + i, (8, 8), "L")
@@ -145,6 +148,118 @@ def test_paths_and_lists_of_images_are_taken(tmp_path):
     assert release.record["private_examples"] == 60
     images = [Image.open(path).copy() for path in paths]
     assert len(pubsel.fit(images, [i % 2 for i in range(60)], epsilon=5, delta=1e-3).predict(images[:3])) == 3
+
+
+TEXTS = [row["text"] for row in corpus(500)]
+TOPIC = np.array([row["topic"] for row in corpus(500)])
+
+
+@pytest.fixture
+def few_features(monkeypatch):
+    """Hash texts into fewer numbers, which is faster."""
+    monkeypatch.setattr("pubsel.data.texts.FEATURES", 256)
+    monkeypatch.setattr("pubsel.data.texts.hashed.__defaults__", (256,))
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda texts: pd.DataFrame({"review": texts, "n": 0})])
+@pytest.mark.usefixtures("few_features")
+def test_texts_are_taken_however_they_are_held(kind):
+    x = kind(TEXTS[:400])
+    release = pubsel.fit(x, TOPIC[:400], epsilon=5)
+    assert (release.record["private_examples"], "texts" in release.card) == (400, True)
+    for new in (TEXTS[400:], pd.Series(TEXTS[400:]), kind(TEXTS[400:])):
+        assert (release.predict(new) == TOPIC[400:]).mean() > 0.85
+    assert release.predict(["the court", None]).shape == (2,)
+
+
+@pytest.mark.usefixtures("few_features")
+def test_public_texts_are_a_list_of_texts_or_of_sets(monkeypatch, tmp_path):
+    """Names and paths stay names and paths."""
+    sets = []
+    monkeypatch.setattr("pubsel.estimator.command.run", lambda settings: sets.append(settings.public) or interrupted())
+    pd.DataFrame({"text": TEXTS}).to_csv("others.csv")
+    for public in (TEXTS[:60], (TEXTS[:60], TOPIC[:60]), [TEXTS[:60], pd.Series(TEXTS)], ["others.csv"], ["digits"]):
+        with pytest.raises(KeyboardInterrupt):
+            pubsel.fit(TEXTS, TOPIC, public=public)
+    kinds = [[Path(name).suffix for name in public] for public in sets]
+    assert kinds == [[".parquet"], [".parquet"], [".parquet"] * 2, [".csv"], [""]]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    whose = [row["user"] for row in corpus(500)]
+    release = pubsel.fit(pd.DataFrame({"note": TEXTS}), TOPIC, public=TEXTS[:60], text="note", groups=whose, epsilon=5)
+    assert release.record["private_units"] == 250
+    with pytest.raises(UsageError, match=r"bounds=\.\.\.: x is a table of texts, on which it has no effect"):
+        pubsel.fit(TEXTS, TOPIC, bounds=[0, 1])
+
+
+def test_strings_are_paths_if_they_are_files_or_end_as_images_do(tmp_path):
+    """No single one of ten or more decides."""
+    paths = [picture(tmp_path / f"{i}.png") or f"{i}.png" for i in range(20)]
+    (tmp_path / "scan").write_bytes((tmp_path / "0.png").read_bytes())
+    for strings, column in ((paths, PATH), ([*paths, "scan"], PATH), ([*paths[:5], *TEXTS[:5]], TEXT), (TEXTS, TEXT)):
+        assert list(examples_in(strings, NO_LABELS).frame) == [column]
+    for strings in ([*paths, "a text"], [*paths, "gone.png"], [Path(f"{i}") for i in range(3)]):
+        with pytest.raises(UsageError, match=r"paths of images, of which \d of .* no files, the first (a text|gone|0)"):
+            examples_in(strings, NO_LABELS)
+    with pytest.raises(UsageError, match=r"y: a\.csv is one path, whose labels are in it: leave y out"):
+        pubsel.fit("a.csv", DIGIT)
+
+
+class Columns:
+    """A data set with the interface of Hugging Face's."""
+
+    def __init__(self, classes=None, **columns):
+        self.columns, self.column_names = columns, list(columns)
+        self.features = {name: SimpleNamespace(names=classes if "label" in name else None) for name in columns}
+
+    def __len__(self):
+        return len(self.columns[self.column_names[0]])
+
+    def __getitem__(self, name):
+        return iter(self.columns[name])
+
+
+def columns_of(kind, places):
+    """Some examples of a kind, with their labels as numbers."""
+    numbers = [sorted(set(TOPIC)).index(TOPIC[i]) for i in places]
+    if kind == "texts":
+        return Columns(sorted(set(TOPIC)), text=[TEXTS[i] for i in places], label=numbers)
+    if kind == "images":
+        images = [Image.fromarray(IMAGES[i]) for i in places]
+        return Columns([f"n{i}" for i in range(10)], img=images, fine_label=DIGIT[places], coarse=DIGIT[places] // 2)
+    return Columns(embedding=X[places].tolist(), label=Y[places].tolist(), idx=list(places))
+
+
+@pytest.mark.parametrize("kind", ["texts", "images", "rows"])
+@pytest.mark.usefixtures("few_features")
+def test_data_sets_of_hugging_face_are_taken_by_their_columns(kind):
+    train, test = columns_of(kind, range(400)), columns_of(kind, range(400, 500))
+    release = pubsel.fit(train, "fine_label" if kind == "images" else None, epsilon=50)
+    truth = {"texts": TOPIC, "images": np.array([f"n{i}" for i in DIGIT]), "rows": Y}[kind][400:500]
+    assert (release.predict(test) == truth).mean() > 0.8
+    assert (release.predict(list(test[test.column_names[0]])) == truth).mean() > 0.8
+    if kind == "texts":
+        public = pubsel.fit(train, public=test, public_labels="given", epsilon=8)
+        assert public.record["public"].startswith("in_memory")
+
+
+def test_columns_that_may_mean_several_things_are_refused():
+    rows = columns_of("rows", range(20))
+    stream = SimpleNamespace(column_names=None, features=None)
+    for x, y, message in (
+        ({"train": rows, "test": rows}, None, r"x: dict of train, test: give one of them, such as x\['train'\]"),
+        (stream, None, "x: a stream of examples: load them without streaming=True"),
+        (columns_of("images", range(9)), None, "y: no column label: x has img, fine_label, coarse: give the name"),
+        (rows, "outcome", "y: no column outcome: x has embedding, label, idx: give the name"),
+        (Columns(a=[1], b=[2], label=[0]), None, r"x: columns a, b, label: give x\.select_columns"),
+        (columns_of("rows", range(9)), Y, "y: 569 for 9 examples"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            examples_in(x, y)
+    # a label that is not known is no class, and public examples need none
+    held = examples_in(Columns(["a", "b"], text=["x", "y", "z"], label=[1, -1, None]))
+    assert held.frame[LABEL].fillna("none").tolist() == ["b", "none", "none"]
+    assert list(examples_in(Columns(text=["x", "y"]), NO_LABELS).frame) == [TEXT]
 
 
 def test_public_rows_and_groups(tmp_path):
@@ -185,6 +300,32 @@ def test_what_cannot_be_fitted_is_refused_and_nothing_is_spent(tmp_path, x, y, m
     assert not memory._HELD
 
 
+def test_a_release_is_exported_in_another_format(tmp_path):
+    pytest.importorskip("onnxruntime", reason="pip install pubsel[onnx]")
+    release = pubsel.fit(X, Y, epsilon=5)
+    record = pubsel.export(release, "model", format="onnx")
+    assert sorted(
+        {path.name for path in Path("model").iterdir()} - {path.name for path in release.folder.iterdir()}
+    ) == ["model.onnx"]
+    assert "may NOT" not in str(record)
+    assert record.predict(X).answers == release.predict(X).astype(str).tolist()
+    assert "in_memory" not in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_the_training_of_fit_is_audited(monkeypatch):
+    audited = {"epsilon": 2, "scale": "none", "canaries": 20}
+    record = pubsel.audit(X[:100], Y[:100], **audited)
+    assert (record["kind"], record["algorithm"], record["claimed"]) == ("white_box", "whitened_head", 2)
+    assert record["settings"]["audit"]["canaries"] == 20
+    assert str(record).startswith("whitened_head on x, white_box: claimed epsilon 2.00, measured at least ")
+    assert record["control"]["noise"] == pytest.approx(1 / 3)
+    assert record.folder.is_relative_to("results/audits")
+    assert not lines()
+    assert json.loads((record.folder / "result.json").read_text())["measured"] == record["measured"]
+    with pytest.raises(UsageError, match="public: the choice is not audited, only training: leave it out"):
+        pubsel.audit(X[:100], Y[:100], public=X[100:], **audited)
+
+
 # The estimator
 
 
@@ -197,6 +338,17 @@ def test_the_estimator_is_one_of_scikit_learn():
     assert np.allclose(model.predict_proba(frame[450:]).sum(1), 1)
     assert clone(model[-1]).get_params() == model[-1].get_params()
     assert model[-1].release_.privacy["epsilon"] <= 2
+
+
+@pytest.mark.usefixtures("few_features")
+def test_the_estimator_takes_texts_alone_and_in_a_pipeline():
+    """Hashed by the release itself, or by a step of scikit-learn that learns nothing from them."""
+    for steps in ([], [HashingVectorizer(n_features=256)]):
+        model = make_pipeline(*steps, PrivateClassifier(epsilon=5.0)).fit(TEXTS[:400], TOPIC[:400])
+        assert model.score(TEXTS[400:], TOPIC[400:]) > 0.85
+        assert model[-1].release_.record["private_examples"] == 400
+    with pytest.raises(ValueError, match="y: 499 for 500 examples"):
+        PrivateClassifier().fit(TEXTS, TOPIC[1:])
 
 
 def test_several_fits_warn_that_their_epsilons_add_up(monkeypatch):

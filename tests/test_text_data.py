@@ -11,6 +11,7 @@ import torch
 from sklearn.utils import murmurhash3_32
 
 import pubsel
+from pubsel import data
 from pubsel.cli import main
 from pubsel.data import load, open_dataset, texts
 from pubsel.data.features import of_source
@@ -190,6 +191,24 @@ def test_public_texts_are_read_by_their_names(tmp_path):
     pair = Pair(str(tmp_path / "a.csv"), str(tmp_path / "b.csv"), None, read=Read(text="note"))
     task = load(pair, ".", False)
     assert (tuple(task.public.x.shape), task.text) == ((70, FEATURES), ("note", FEATURES))
+
+
+@pytest.mark.parametrize("kind", ["texts", "rows"])
+def test_findings_name_what_they_are_of(tmp_path, kind):
+    """Rows and texts are no images."""
+    column = {"texts": "text", "rows": "age"}[kind]
+    sides = ["train"] * 30 + ["test"] * 10
+    frame = pd.DataFrame({column: range(40), "label": ["a", "b"] * 15 + ["a"] * 10, "split": sides})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    source, _, findings = data.checked(str(tmp_path / "a.csv"), ".", False, None, Read())
+    assert (source.kind, len(findings)) == (kind, 2)
+    assert f"fewer than 50 training {kind} may be lost" in findings[0].text
+    assert f"without a test {kind[:-1]}, which are not measured: b" in findings[1].text
+    frame.assign(label=["a"] * 30 + ["b"] * 10).to_csv(tmp_path / "b.csv", index=False)
+    *_, findings = data.checked(str(tmp_path / "b.csv"), ".", False, None, Read())
+    assert findings[0].text.endswith(f"no training {kind[:-1]} of a class is left: b")
+    frame.drop(columns="split").to_csv(tmp_path / "c.csv", index=False)
+    assert opened(tmp_path / "c.csv").notes[0].endswith(f"of 40 {kind} held out as the test set, by {kind[:-1]}")
 
 
 # A release

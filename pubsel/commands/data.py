@@ -81,7 +81,7 @@ def check_data(settings: DataConfig) -> str:
         return "\n".join(lines)
     parts = [int(table.has(role).sum()) for role in (Role.private, Role.test)]
     if sum(parts) < len(table.role):
-        lines.insert(1, f"of these, {parts[0]:,} training and {parts[1]:,} test images remain: see below")
+        lines.insert(1, f"of these, {parts[0]:,} training and {parts[1]:,} test {source.kind} remain: see below")
 
     wrong = not_accepted(findings, settings.accept or [])
     for finding in findings:

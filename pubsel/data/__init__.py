@@ -54,7 +54,7 @@ from pubsel.data.splits import (
     in_turn,
     listing_in_order,
 )
-from pubsel.data.texts import TextInput, Texts, is_texts, read_texts
+from pubsel.data.texts import LabelledTexts, TextInput, Texts, is_texts, read_texts
 from pubsel.data.unknown import refusal
 from pubsel.data.vectors import Field, Vectors, is_rows, parts_of, read_rows
 from pubsel.files import digest
@@ -267,7 +267,7 @@ def keys_of_pair() -> Iterator[None]:
 def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     """Return the task as `load` does."""
     opened = read._replace(unit=pair.unit, rules=pair.read, pixels=pixels)(pair.private)
-    for finding in _lacking(pair.private, opened.used):
+    for finding in _lacking(pair.private, opened.images):
         raise UserError(f"private={finding.line()}")
 
     # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
@@ -289,7 +289,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     table, public, public_findings, notes = _with_public(pair, opened, table, how, read)
     if not table.has(Role.private).any():
         where = f"public ({', '.join(sets)})" if sets else "public"
-        raise UsageError(f"private={pair.private}: no private images remain: all are {where} or test images too")
+        raise UsageError(f"private={pair.private}: no private {table.kind} remain: all are {where} or in the test part")
     table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how)
     findings += [*public_findings, *out_findings]
     findings += () if published else as_classes(table, source.classes, source.names)
@@ -352,7 +352,7 @@ def check_read(name: str, read: Read) -> None:
     what = "a table" if tables.is_table(path) else what
     unused: tuple[str, ...] = of_tables if what == "a folder" else (*of_tables, *of_files)
     if what == "a table":
-        if not path.exists() or not is_texts(path, read):
+        if not (path.exists() or memory.of_memory(name)) or not is_texts(path, read):
             return
         what, unused = "a table of texts", (*of_files, "bounds", "scale")
     if key := next((key for key in unused if getattr(read, key) != getattr(Read(), key)), None):
@@ -390,7 +390,7 @@ def _table(opened: Opened, published: bool) -> Examples:
     if opened.images.kind == "images" or published:
         return table
     unit = table.unit if table.people else each_row(table.content.own, table.y)
-    return table._replace(unit=unit, kind="rows")
+    return table._replace(unit=unit, kind=opened.images.kind)
 
 
 def _sets(pair: Pair) -> list[str]:
@@ -409,12 +409,10 @@ def _lacking(name: str, source: Source) -> Iterator[Finding]:
         yield unlabelled[0]._replace(severity=ERROR) if unlabelled else other
     sizes = {"training": len(source.train.y), "test": len(source.test.y)}
     for part in (part for part, size in sizes.items() if not size and sum(sizes.values()) > 1):
-        text, remedy = f"{name}: no {part} images: it can serve as public data only", ""
+        text, remedy = f"{name}: no {part} {source.kind}: it can serve as public data only", ""
         if is_path(name):
             people = source.groups and len(torch.cat(source.groups).unique())
-            text = (
-                f"{name}: no {part} images of its {f'{people} people' if people else f'{sum(sizes.values())} images'}"
-            )
+            text = f"{name}: no {part} {source.kind} of its {f'{people} people' if people else sum(sizes.values())}"
             text += f": each is drawn for testing with probability {folders.TEST_FRACTION:g} if no parts are given"
             remedy = "give both, by split=COLUMN of a table, or by folders train and test"
         yield Finding("one", ERROR, text, remedy)
@@ -426,7 +424,7 @@ def _metric(pair: Pair, source: Source) -> str:
         return source.metric
     if source.train.y.dim() == 2 and pair.metric != Metric.auc:
         raise UsageError(
-            f"pair.metric={pair.metric.name}: an image of {pair.private} has several labels: set pair.metric=auc"
+            f"pair.metric={pair.metric.name}: an example of {pair.private} has several labels: set pair.metric=auc"
         )
     return pair.metric.name
 
@@ -546,7 +544,7 @@ def open_dataset(
     if memory.of_memory(name) is not None:
         source = _open_held(name, unit, read or Read(), columns, labelled)
     elif is_path(name) and path.exists() and is_texts(path, read or Read()):
-        source = _open_texts(name, unit, read or Read(), labelled)
+        source = _of_texts(name, read_texts(path, unit, read or Read(), labelled))
     elif is_path(name) and path.exists() and is_rows(path, read or Read()):
         source = _of_rows(name, read_rows(Path(name).expanduser(), unit, read or Read(), columns, labelled))
     elif is_path(name):
@@ -554,7 +552,7 @@ def open_dataset(
     else:
         source = _open_named(name, data_root, download, unit)
     if unit and source.groups is None:
-        raise UsageError(f"unit={unit}: {name} does not tell whose images they are: leave it out")
+        raise UsageError(f"unit={unit}: {name} does not tell whose {source.kind} they are: leave it out")
     return source
 
 
@@ -763,6 +761,10 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
         listed = tables.list_table(path, unit, dataclasses.replace(read, path=memory.PATH))
         listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
         source = _of_decoded(listed.classes, decoded.open_decoded(name, listed, path, False, read))
+    elif held.x is None and is_texts(path, read):
+        texts = read_texts(path, unit, read, labelled)
+        rows = texts.rows._replace(test=np.zeros(len(texts.texts), dtype=bool))
+        source = _of_texts(name, texts._replace(rows=rows))
     else:
         if held.x is None:
             rows = read_rows(path, unit, read, columns, labelled)
@@ -780,7 +782,8 @@ def _untested(source: Source) -> Source:
     draw = np.random.RandomState(0)
     x = torch.from_numpy(draw.randint(0, 256, (len(y), *source.train.x.shape[1:]))).to(source.train.x.dtype)
     groups = source.groups and (source.groups[0], torch.arange(len(y)))  # of nobody
-    return source._replace(test=Split(x, y), files=None, groups=groups, untested=True)
+    texts = source.texts and source.texts._replace(test=("",) * len(y))
+    return source._replace(test=Split(x, y), files=None, groups=groups, texts=texts, untested=True)
 
 
 def _of_rows(name: str, rows: Vectors) -> Source:
@@ -791,10 +794,10 @@ def _of_rows(name: str, rows: Vectors) -> Source:
     return source._replace(groups=parts.groups, findings=rows.findings, columns=rows.columns, raw=rows.raw)
 
 
-def _open_texts(name: str, unit: str | None, read: Read, labelled: bool) -> Source:
-    """Return a user's texts, as hashed words."""
-    rows, texts, column = read_texts(Path(name).expanduser(), unit, read, labelled)
-    parts = parts_of(name, rows)
+def _of_texts(name: str, labelled: LabelledTexts) -> Source:
+    """Return the source of texts, as hashed words."""
+    rows, texts, column = labelled
+    parts = parts_of(name, rows, "texts")
     metric = "auc" if rows.y.dim() == 2 else "accuracy"
     source = Source(parts.train, parts.test, rows.classes, metric, (), (), parts.notes, names=rows.names)
     in_parts = Texts(column, texts, texts).at(*(places.tolist() for places in parts.places))
@@ -862,7 +865,9 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         if share > available:
             several = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
-            raise UsageError(f"{key}={m}{several}: {name} has only {available} images {where}: use a smaller {key}")
+            raise UsageError(
+                f"{key}={m}{several}: {name} has only {available} {opened.images.kind} {where}: use a smaller {key}"
+            )
 
         # No image may be on two sides, unless the set was published so.
         chosen = opened.first(share)
@@ -917,7 +922,7 @@ def _together(parts: list[Split], of_task: bool, pool: bool) -> Split:
 def _all_of(name: str, same: bool, key: str, available: int, most: int | None) -> int:
     """Return how many images all of a public set are, or `most`. UsageError if they are of the private set."""
     if same:
-        raise UsageError(f"{key}=null: {name} is the private set, whose test images those would be: give a number")
+        raise UsageError(f"{key}=null: {name} is the private set, whose test part those would be: give a number")
     return available if most is None else min(most, available)
 
 

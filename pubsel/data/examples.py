@@ -98,7 +98,7 @@ class Examples(NamedTuple):
     people: bool  # the unit is a person
     published: bool  # the set is one of conf/dataset
     examples: tuple[Sequence[str], Sequence[str]] | None = None  # file names of both parts
-    kind: str = "images"  # or rows: equal ones may be of different people, so that they are no copies
+    kind: str = "images"  # or rows, or texts: equal ones may be of different people, so that they are no copies
     untested: bool = False  # the test part is made up
 
     def has(self, role: Role) -> Bools:
@@ -228,7 +228,7 @@ def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
     Images with equal content and equal label are one example of their unit, whichever copy stays. An image that a unit
     has with several labels is left out: nobody can say which one is right, and the decision is by its own unit alone.
     """
-    if table.published or table.kind == "rows":
+    if table.published or table.kind != "images":
         return table, ()
 
     # rows of one unit with equal content and label, in one part, are copies of each other
@@ -287,7 +287,7 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
 def apart(table: Examples, public: Digests, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table with no example that is public too, and findings: how=leave: such examples leave the private
     data and the test set. Public data decide this image by image, so nobody moves anybody else."""
-    if table.kind == "rows":
+    if table.kind != "images":
         return table, ()
     stays = table.has(Role.private) | table.has(Role.test)
     twice = stays.copy()
@@ -306,7 +306,7 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
     train, test = (torch.from_numpy(table.has(role)) for role in (Role.private, Role.test))
     findings, n = [], int((~table.test).sum()) if table.untested else len(table.role)
     if n < 2:
-        findings.append(Finding("one", ERROR, f"{table.name}: one image only"))
+        findings.append(Finding("one", ERROR, f"{table.name}: one {table.kind[:-1]} only"))
     several = table.y.dim() == 2
     counts, tested = (
         table.y[part].sum(0).int() if several else table.y[part].bincount(minlength=classes) for part in (train, test)
@@ -318,14 +318,14 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
         text = f"{table.name}: {classes} classes of {n} examples"
         findings.append(Finding("many", ERROR, text, "if these are measurements, give classes as labels"))
     elif lost and classes > 1:
-        text = f"{table.name}: no training image of a class is left: {first_of(lost, NAMED)}"
+        text = f"{table.name}: no training {table.kind[:-1]} of a class is left: {first_of(lost, NAMED)}"
         findings.append(Finding("class_lost", ERROR, text, "give some, or leave the class out"))
     elif few and classes > 1:
         what = f"{table.name}: {'labels' if several else 'classes'} with fewer than {FEW} training {table.kind}"
         findings.append(Finding("few", WARNING, f"{what} may be lost in the noise: {first_of(few, NAMED)}"))
     unseen = [name for name, trained, n in zip(known, counts, tested, strict=True) if trained and not n]
     if test.any() and 1 < classes <= max(MANY, n / 10) and unseen:
-        what = f"{table.name}: {'labels' if several else 'classes'} without a test image"
+        what = f"{table.name}: {'labels' if several else 'classes'} without a test {table.kind[:-1]}"
         findings.append(Finding("few", WARNING, f"{what}, which are not measured: {first_of(unseen, NAMED)}"))
     return tuple(findings)
 
@@ -348,7 +348,7 @@ def take_public(table: Examples, public: Bools, how: Overlap) -> tuple[Examples,
         raise UsageError(f"{key}: no {word} {table.kind} of {table.name} would remain: take fewer public ones")
 
     # a copy of a public example may have been trained on
-    if table.kind == "rows":
+    if table.kind != "images":
         return table, tuple(findings)
     twice = rest.copy()
     twice[rest] = among(rows(table.content, rest), rows(table.content, public))
@@ -390,7 +390,7 @@ def hold_out(
     table = table._replace(role=role)
 
     # an image of two people, or of a published set, may be on both sides
-    if table.kind == "rows":
+    if table.kind != "images":
         return table, ()
     out = rows(table.content, table.has(Role.held_out))
     twice = int(among(out, rows(table.content, table.has(Role.private))).sum())

@@ -1,10 +1,12 @@
 """Data that a program has in memory: held under a name by their content, for as long as a command reads them.
 
 The name is that of a table that is in no folder, so that all rules for a user's own data hold for it. Rows become a
-table, whose columns are called "0", "1", ... if they have no names; images and their paths become a source of images.
+table, whose columns are called "0", "1", ... if they have no names; texts become its column "text"; images and their
+paths become a source of images.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +17,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pubsel.data.findings import first_of
+from pubsel.data.images import MOST, SUFFIXES
 from pubsel.files import digest
 from pubsel.messages import UsageError
 
 NO_LABELS = "no labels"  # in place of labels of public examples that have none
 LABEL, PERSON, PATH = "label of a row", "person", "path of an image"  # columns that are added to a table
+TEXT = "text"  # the column of texts that are in no table
+# columns of a data set of Hugging Face, if it has others too
+EXAMPLES = ("image", "img", TEXT, "sentence", "review", "features", "embedding", "embeddings", "x")
+LABELS = ("label", "labels", "y", "target")
 
 
 class InMemory(NamedTuple):
@@ -60,10 +68,16 @@ def holding(*several: InMemory | None) -> Iterator[list[str]]:
 
 def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     """Return examples as they are held. x: rows of numbers (an array, a tensor or a sparse matrix [n, d], a pandas
-    table), images (uint8 arrays or PIL images of one size, or a tensor [n, c, h, w]), paths of images, or a data set of
-    torch or of Hugging Face, of which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a
-    column; None: they are in x; NO_LABELS: there are none. groups: whose each example is, [n]. UsageError if it is of
-    another kind."""
+    table), texts (a list, an array or a column of pandas), images (uint8 arrays or PIL images of one size, or a tensor
+    [n, c, h, w]), paths of images, a pandas table with a column of texts, or a data set of torch or of Hugging Face, of
+    which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a column; None: they are in x;
+    NO_LABELS: none are needed. groups: whose each example is, [n]. UsageError if it is of another kind."""
+    if isinstance(x, str | Path):
+        raise UsageError(f"y: {x} is one path, whose labels are in it: leave y out, or name its column by label=")
+    if isinstance(x, Mapping):
+        raise UsageError(f"x: {type(x).__name__} of {first_of(x, 5)}: give one of them, such as x[{next(iter(x))!r}]")
+    if has_columns(x):
+        x, y = of_columns(x, y)
     if isinstance(y, str) and y == NO_LABELS:
         y = None
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
@@ -101,7 +115,8 @@ def label_columns(frame: pd.DataFrame) -> str | list[str] | None:
 
 def _spread(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table with its lists of numbers as a column each, called NAME[0], NAME[1], ..."""
-    for name in [name for name in frame if len(frame) and frame[name].map(np.ndim).eq(1).all()]:
+    objects = [name for name in frame if len(frame) and frame[name].dtype == object]
+    for name in [name for name in objects if frame[name].map(np.ndim).eq(1).all()]:
         try:
             values = np.stack(frame[name].to_list()).astype(np.float32)
         except (ValueError, TypeError):
@@ -111,11 +126,40 @@ def _spread(frame: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
+def has_columns(x: Any) -> bool:
+    """Return whether x is a data set of Hugging Face, which need not be installed."""
+    return hasattr(x, "column_names") and hasattr(x, "features")
+
+
+def of_columns(data: Any, y: Any) -> tuple[list[Any], Any]:
+    """Return examples and labels of a data set of Hugging Face, classes by their names. y: as in `examples_in`.
+    UsageError if it is a stream, or if its columns may mean several things."""
+    names, listed = list(data.column_names or ()), first_of(data.column_names or (), 10)
+    if not hasattr(data, "__len__"):
+        raise UsageError("x: a stream of examples: load them without streaming=True")
+    column = y if isinstance(y, str) and y != NO_LABELS else None
+    known = [name for name in names if (name == column if column else name in LABELS)]
+    labels = known if y is None or isinstance(y, str) else []
+    if len(labels) != 1 and (y is None or column):
+        raise UsageError(f"y: no column {column or LABELS[0]}: x has {listed}: give the name of the column")
+    others = [name for name in names if name not in labels]
+    usual = [name for name in others if name in EXAMPLES] if len(others) > 1 else others
+    if len(usual) != 1:
+        raise UsageError(
+            f"x: columns {listed}: give x.select_columns([EXAMPLES, LABELS]), or x.to_pandas() for numbers"
+        )
+    if len(labels) == 1:
+        classes, y = getattr(data.features[labels[0]], "names", None), list(data[labels[0]])
+        # -1 says that a label is not known
+        y = y if classes is None else [None if i is None or i < 0 else classes[i] for i in y]
+    return list(data[usual[0]]), y
+
+
 def _of_items(data: Any) -> tuple[list[Any], list[Any]]:
     """Return examples and labels of the items of a data set: pairs, or values by name. UsageError if they are none."""
     items = [data[i] for i in range(len(data))]
     if items and isinstance(items[0], dict):
-        names = [name for name in items[0] if name in ("label", "labels", "y", "target")]
+        names = [name for name in items[0] if name in LABELS]
         others = [name for name in items[0] if name not in names]
         if len(names) == 1 and len(others) == 1:
             return [item[others[0]] for item in items], [item[names[0]] for item in items]
@@ -124,18 +168,45 @@ def _of_items(data: Any) -> tuple[list[Any], list[Any]]:
     raise UsageError("y: none given: give labels, or a data set of pairs of an example and its label")
 
 
+def strings_in(x: Any) -> list[str | Path] | None:
+    """Return the texts or paths of a list, an array [n] or a column of pandas, "" for those that are missing; None: it
+    has others."""
+    if isinstance(x, str) or not isinstance(x, Sequence | np.ndarray | pd.Series) or getattr(x, "ndim", 1) != 1:
+        return None
+    each = ["" if pd.api.types.is_scalar(value) and pd.isna(value) else value for value in x]
+    return each if all(isinstance(value, str | Path) for value in each) and any(map(str, each)) else None
+
+
+def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
+    """Return the table of paths of images if all strings are files, or nine tenths end as images do, so that no single
+    one decides; otherwise that of texts. UsageError for a path without a file."""
+    paths = [Path(each).expanduser() for each in strings]
+    absent = [str(path) for path in paths if not os.path.isfile(path)]
+    ends = [
+        isinstance(each, Path) or path.suffix.lower() in SUFFIXES for each, path in zip(strings, paths, strict=True)
+    ]
+    if absent and np.mean(ends) < MOST:
+        return pd.DataFrame({TEXT: list(map(str, strings))})
+    if absent:
+        raise UsageError(
+            f"x: paths of images, of which {len(absent)} of {len(paths)} are no files, the first {absent[0]}: give "
+            "paths from this folder, or whole ones"
+        )
+    return pd.DataFrame({PATH: [str(path.resolve()) for path in paths]})
+
+
 def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
     """Return the table of rows or paths, or images."""
     if hasattr(x, "toarray"):
         x = x.toarray()
-    if isinstance(x, Sequence) and x and all(isinstance(each, str | Path) for each in x):
-        return pd.DataFrame({PATH: [str(Path(each).expanduser().resolve()) for each in x]}), None
+    if (strings := strings_in(x)) is not None:
+        return _of_strings(strings), None
     channels_first = isinstance(x, Tensor) and x.dim() == 4
     if isinstance(x, Sequence) and x and isinstance(x[0], Tensor):
         x, channels_first = torch.stack(list(x)), x[0].dim() == 3
     if isinstance(x, Sequence) and x and isinstance(x[0], Image.Image):
         if len({(image.size, image.mode == "L") for image in x}) > 1:
-            raise UsageError("x: images of several sizes or colours: give the paths of their files")
+            raise UsageError("x: images of several sizes or colours: resize them, or give the paths of their files")
         x = [np.asarray(image if image.mode == "L" else image.convert("RGB")) for image in x]
     try:
         array = x.cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
@@ -154,5 +225,5 @@ def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
             return pd.DataFrame(index=range(len(images))), images
     raise UsageError(
         f"x: {type(x).__name__} of {array.dtype} {list(array.shape)}: give rows of numbers [n, d], images as uint8 "
-        "[n, h, w] or [n, h, w, 3], PIL images, paths, or a pandas table"
+        "[n, h, w] or [n, h, w, 3], PIL images, paths, texts, or a pandas table"
     )

@@ -40,20 +40,21 @@ class Source(NamedTuple):
     @property
     def kind(self) -> str:
         """Return what its examples are, in a word."""
+        if self.texts is not None:
+            return "texts"
         return "images" if self.train.x.dim() == 4 else "rows"
 
     def lines(self) -> list[str]:
         """Return its description, line by line."""
         first, *sides = self.train.x.shape[1:]
-        kind = self.kind if self.texts is None else "texts"
-        counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test {kind}"
+        counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test {self.kind}"
         shape = "x".join(map(str, [*sides, first])) if sides else f"{first:,} numbers"
         how = "of" if self.texts is None else "hashed into"
         lines = [f"{counts} {how} {shape}, {self.classes} classes, measured by {self.metric}"]
 
         if self.train.y.dim() == 1:
             per_class = self.train.y.bincount(minlength=self.classes).tolist()
-            lines.append(f"training {kind} of a class: {min(per_class):,} to {max(per_class):,}")
+            lines.append(f"training {self.kind} of a class: {min(per_class):,} to {max(per_class):,}")
         return [*lines, *self.notes]
 
     def __repr__(self) -> str:

@@ -135,17 +135,17 @@ def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = 
     return _with_scale(path, rows, read)
 
 
-def parts_of(name: str, rows: Vectors) -> Sides:
+def parts_of(name: str, rows: Vectors, kind: str = "rows") -> Sides:
     """Return both parts of some rows: as their owner gave them, or a fifth drawn for the test part, each row by its own
     content, or each person. A part that is sorted by class is brought into an order in which no row depends on another.
-    """
+    kind: of the rows in words."""
     content = digests(rows.x)
     unit = each_row(content, rows.y) if rows.x.dim() == 2 else content
     test, notes = rows.test, list[str]()
     if test is None:
         test = drawn(unit if rows.people is None else rows.people, TEST_FRACTION, "test")
-        by = "row" if rows.people is None else "person"
-        notes.append(f"{Path(name).name}: {int(test.sum())} of {len(test)} rows held out as the test set, by {by}")
+        by = kind[:-1] if rows.people is None else "person"
+        notes.append(f"{Path(name).name}: {int(test.sum())} of {len(test)} {kind} held out as the test set, by {by}")
     splits, groups, where = list[Split](), list[Tensor](), list[Tensor]()
     for which in (~test, test):
         at = np.flatnonzero(which)

@@ -399,6 +399,16 @@ def short_keys(setting: str) -> str:
     return re.sub(r"(^| )(?:\w+\.)+(\w+)=", r"\1\2=", setting)
 
 
+def shown_rows(name: str, results: Path) -> pandas.DataFrame:
+    """Return the rows of one table, from the records in `results`."""
+    known = sorted([*table_names(), *attacked.TABLES])
+    if name not in known:
+        raise UsageError(f"unknown table {name!r}: use one of {', '.join(known)}")
+    if name in attacked.TABLES:
+        return attacked.from_records(name, results).frame
+    return make(name, read_records(results), read_ranks(results)).frame
+
+
 def run(settings: TableConfig) -> str:
     """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
     results, known = Path(settings.results), sorted([*table_names(), *attacked.TABLES])
