@@ -20,8 +20,6 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 from pubsel.messages import UsageError
 
 T = TypeVar("T")
-
-
 NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
 
 
@@ -54,11 +52,7 @@ def setting(
 
 
 LEAST, MOST = 1e-30, 1e38  # sizes of a number that float32 holds, with room for a square root and a quotient
-
-
 MANY = 10**9  # of examples, directions, pixels, ...: more than memory holds
-
-
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "over": (operator.gt, "greater than"),
     "at_least": (operator.ge, "at least"),
