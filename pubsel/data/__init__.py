@@ -56,7 +56,7 @@ from pubsel.data.splits import (
 )
 from pubsel.data.texts import TextInput, Texts, is_texts, read_texts
 from pubsel.data.unknown import refusal
-from pubsel.data.vectors import Field, Vectors, is_rows, parts_of, read_rows
+from pubsel.data.vectors import Field, Sides, Vectors, is_rows, parts_of, read_rows
 from pubsel.files import digest
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
@@ -538,9 +538,12 @@ def open_dataset(
     if memory.of_memory(name) is not None:
         source = _open_held(name, unit, read or Read(), columns, labelled)
     elif is_path(name) and path.exists() and is_texts(path, read or Read()):
-        source = _open_texts(name, unit, read or Read(), labelled)
+        rows, texts, column = read_texts(path, unit, read or Read(), labelled)
+        parts = parts_of(name, rows)
+        in_parts = Texts(column, texts, texts).at(*(places.tolist() for places in parts.places))
+        source = _own(parts, rows.classes, rows.names)._replace(findings=rows.findings, texts=in_parts)
     elif is_path(name) and path.exists() and is_rows(path, read or Read()):
-        source = _of_rows(name, read_rows(Path(name).expanduser(), unit, read or Read(), columns, labelled))
+        source = _of_rows(name, read_rows(path, unit, read or Read(), columns, labelled))
     elif is_path(name):
         source = _open_path(name, data_root, keep, unit, read or Read())
     else:
@@ -737,12 +740,16 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
 
 def _of_decoded(classes: int, opened: decoded.Decoded) -> Source:
     """Return the source of decoded images."""
-    # constants, since mean and deviation of private images would be a release of them
     parts, findings, kept = opened
-    half = (0.5,) * parts.train.x.shape[1]
-    metric = "auc" if parts.train.y.ndim == 2 else "accuracy"
-    source = Source(parts.train, parts.test, classes, metric, half, half, parts.notes, parts.files, kept, parts.names)
-    return source._replace(groups=parts.groups, findings=findings)
+    return _own(parts, classes, parts.names)._replace(files=parts.files, kept=kept, findings=findings)
+
+
+def _own(parts: Parts | Sides, classes: int, names: tuple[str, ...]) -> Source:
+    """Return the source of a user's data."""
+    # constants, since mean and deviation of private images would be a release of them
+    half = (0.5,) * (parts.train.x.shape[1] if parts.train.x.dim() == 4 else 0)
+    metric = "auc" if parts.train.y.dim() == 2 else "accuracy"
+    return Source(parts.train, parts.test, classes, metric, half, half, parts.notes, names=names, groups=parts.groups)
 
 
 def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
@@ -777,20 +784,8 @@ def _untested(source: Source) -> Source:
 
 def _of_rows(name: str, rows: Vectors) -> Source:
     """Return the source of rows."""
-    parts = parts_of(name, rows)
-    metric, half = "auc" if rows.y.dim() == 2 else "accuracy", (0.5,) * (rows.x.shape[1] if rows.x.dim() == 4 else 0)
-    source = Source(parts.train, parts.test, rows.classes, metric, half, half, parts.notes, names=rows.names)
-    return source._replace(groups=parts.groups, findings=rows.findings, columns=rows.columns, raw=rows.raw)
-
-
-def _open_texts(name: str, unit: str | None, read: Read, labelled: bool) -> Source:
-    """Return a user's texts, as hashed words."""
-    rows, texts, column = read_texts(Path(name).expanduser(), unit, read, labelled)
-    parts = parts_of(name, rows)
-    metric = "auc" if rows.y.dim() == 2 else "accuracy"
-    source = Source(parts.train, parts.test, rows.classes, metric, (), (), parts.notes, names=rows.names)
-    in_parts = Texts(column, texts, texts).at(*(places.tolist() for places in parts.places))
-    return source._replace(groups=parts.groups, findings=rows.findings, texts=in_parts)
+    source = _own(parts_of(name, rows), rows.classes, rows.names)
+    return source._replace(findings=rows.findings, columns=rows.columns, raw=rows.raw)
 
 
 def _source(
@@ -802,14 +797,14 @@ def _source(
     std: tuple[float, ...],
 ) -> Source:
     """Return the source with both splits in the order that is used: shuffled if sorted by class."""
-    train, train_notes = in_order(f"{name}: train", parts.train, False)
-    test, test_notes = in_order(f"{name}: test", parts.test, False)
+    train, train_notes = in_order(f"{name}: train", parts.train)
+    test, test_notes = in_order(f"{name}: test", parts.test)
     notes = parts.notes + train_notes + test_notes
 
     # The people take the same order as their images.
     groups = None
     if parts.groups is not None:
-        orders = [in_order("", Split(torch.arange(len(y)), y), False)[0].x for _, y in (parts.train, parts.test)]
+        orders = [in_order("", Split(torch.arange(len(y)), y))[0].x for _, y in (parts.train, parts.test)]
         groups = parts.groups[0][orders[0]], parts.groups[1][orders[1]]
     return Source(train, test, classes, metric, mean, std, notes, names=parts.names, groups=groups)
 
