@@ -431,15 +431,6 @@ _FORMULA = re.compile(r"\s*[=+@\uff1d\uff0b\uff0d\uff20-]|[\t\r\n]")
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 
 
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys of a record or of settings, with their values."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
 def is_name(text: str) -> bool:
     """Return whether a text may be the name of a record: it is no path, and does not mean this folder or another."""
     return os.sep not in text and bool(text.strip(". "))
@@ -595,7 +586,7 @@ def read_ranks(results: Path) -> list[dict[str, Any]]:
     with its distance, and without algorithm, epsilon and utility. Private choices measure nothing that may be shown:
     `read_choices`."""
     records = []
-    for rank in _ranks(results):
+    for rank in read_kind(results, "ranks"):
         if "chosen" in rank:
             continue
         shared = {key: rank.get(key) for key in ("private", "model", "settings", "commit")}
@@ -610,23 +601,23 @@ def read_ranks(results: Path) -> list[dict[str, Any]]:
 
 def read_choices(results: Path) -> list[dict[str, Any]]:
     """Return the records of private choices, by `pubsel rank`: those that have `chosen`, of `candidates`."""
-    return [rank for rank in _ranks(results) if "chosen" in rank]
+    return [rank for rank in read_kind(results, "ranks") if "chosen" in rank]
 
 
 def read_measured(results: Path) -> list[dict[str, Any]]:
     """Return every record of `pubsel rank` that measured distances, and how long it took."""
-    return [rank for rank in _ranks(results) if "values" in rank and "seconds_private" in rank]
+    return [rank for rank in read_kind(results, "ranks") if "values" in rank and "seconds_private" in rank]
 
 
-def _ranks(results: Path) -> Iterator[dict[str, Any]]:
-    """Yield results/ranks/*/result.json, and of results/records/ranks (kept with the code) the others."""
-    paths = sorted((Path(results) / "ranks").glob("*/result.json"))
-    paths += sorted((Path(results) / "records" / "ranks").glob("*.json"))
-    names = set[str]()
-    for rank in readable(paths, Rank):
-        if rank["identity"] not in names:
-            yield rank
-        names.add(rank["identity"])
+def read_kind(results: Path, kind: str, schema: type = Rank, pattern: str = "*") -> list[dict[str, Any]]:
+    """Read every results/KIND/PATTERN/result.json, and of results/records/KIND (kept with the code) the others. One
+    that is none is left out, with a line."""
+    paths = sorted((Path(results) / kind).glob(f"{pattern}/result.json"))
+    paths += sorted((Path(results) / "records" / kind).glob(f"{pattern}.json"))
+    records: dict[str, dict[str, Any]] = {}
+    for record in readable(paths, schema):
+        records.setdefault(record["identity"], record)
+    return list(records.values())
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -91,8 +91,6 @@ WORDS = (
     "privacy.delta=1e-5",
     "threads=1",
 )
-
-
 Array = NDArray[np.float64]
 
 

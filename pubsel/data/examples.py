@@ -38,33 +38,8 @@ from pubsel.settings.keys import Overlap
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-BLANK_WORDS = {
-    "",
-    "nan",
-    "nat",
-    "none",
-    "null",
-    "na",
-    "n/a",
-    "n.a.",
-    "<na>",
-    "#n/a",
-    "missing",
-    "not available",
-    "undefined",
-}
-NOT_KNOWN = {
-    *BLANK_WORDS,
-    "unknown",
-    "not known",
-    "nil",
-    "anonymous",
-    "anonymized",
-    "anonymised",
-    "anon",
-    "\\n",
-    "(blank)",
-}
+BLANK_WORDS = {"", "not available", *"nan nat none null na n/a n.a. <na> #n/a missing undefined".split()}
+NOT_KNOWN = BLANK_WORDS | {"not known", *r"unknown nil anonymous anonymized anonymised anon \n (blank)".split()}
 PLACEHOLDERS = {"-1", "-9", "-99", "-999", "0", "9", "99", "999", "9999"}  # if one person has many examples
 INVISIBLE = {"Cc", "Cf"}  # Unicode's categories of characters that are not printed
 INVISIBLE_MARKS = {*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0), 0x034F}  # that change how the last one is printed

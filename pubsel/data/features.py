@@ -54,8 +54,6 @@ MARK = b"blake2b-16:"  # before the digest at a file's end; numpy reads as much 
 END = len(MARK) + 16
 KEY = "model.backbone.checkpoint"
 AGAIN = "delete it to have it computed again"
-
-
 NO_WEIGHTS = "; model=scattering needs no weights"
 PUBLISHED = "; model=mobilenetv2 fetches published weights"
 CORAL = ", or take model=mobilenetv2_coral, which reads a file"

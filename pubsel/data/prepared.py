@@ -87,7 +87,13 @@ def people_in(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]
 def listing(path: Path, classes: int, shape: Shape) -> Listing:
     """Return both parts, checked as in `read`, with no image read yet: for a file whose arrays are larger than
     memory."""
-    (train, test), labels = _streams(path, ("train", "test"), classes, shape)
+    arrays = arrays_of(path, ("train_labels", "test_labels"))
+    train, test = (array_stream(path, f"{part}_images") for part in ("train", "test"))
+    labels = [
+        labels_from(_checked_labels(path, name, stream.n, arrays[name]))
+        for name, stream in zip(arrays, (train, test), strict=True)
+    ]
+    _check_both(path, (train.shape, test.shape), (labels[0], labels[1]), classes, shape)
     return Listing(Unread(train.image, labels[0]), Unread(test.image, labels[1]))
 
 
@@ -214,18 +220,6 @@ def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         text = f"{path}: {other} of {len(y)} images have no label or several, and all others have one"
         raise UserError(f"{text}: give each one label, or leave them out")
     return y.argmax(1), names
-
-
-def _streams(path: Path, parts: Sequence[str], classes: int, shape: Shape) -> tuple[list["Stream"], list[Tensor]]:
-    """Return the images and the labels of each part, checked as in `read`."""
-    streams = [array_stream(path, f"{part}_images") for part in parts]
-    arrays = arrays_of(path, [f"{part}_labels" for part in parts])
-    labels = [
-        labels_from(_checked_labels(path, f"{part}_labels", stream.n, arrays[f"{part}_labels"]))
-        for part, stream in zip(parts, streams, strict=True)
-    ]
-    _check_both(path, (streams[0].shape, streams[-1].shape), (labels[0], labels[-1]), classes, shape)
-    return streams, labels
 
 
 def classes_from(y: Tensor) -> int:

@@ -181,13 +181,10 @@ def shuffled(split: Examples) -> Examples:
     return Unread(lambda i: split.image(int(order[i])), split.y[order], groups=groups)
 
 
-def in_order(what: str, split: Examples, shuffle: bool) -> tuple[Examples, tuple[str, ...]]:
-    """Return the split in the order that is used: shuffled if `shuffle` says so or it is sorted by class; and a
-    note."""
+def in_order(what: str, split: Examples) -> tuple[Examples, tuple[str, ...]]:
+    """Return the split in the order that is used: shuffled if it is sorted by class; and a note."""
     if sorted_by_class(split.y):
         return shuffled(split), (f"{what} was sorted by class, shuffled with seed {SEED}",)
-    if shuffle:
-        return shuffled(split), (f"{what} shuffled with seed {SEED}",)
     return split, ()
 
 
@@ -197,8 +194,8 @@ def listing_in_order(name: str, parts: Parts | Listing) -> Listing:
         Unread(split.x.__getitem__, split.y) if isinstance(split, Split) else split
         for split in (parts.train, parts.test)
     )
-    train, train_notes = in_order(f"{name}: train", train, False)
-    test, test_notes = in_order(f"{name}: test", test, False)
+    train, train_notes = in_order(f"{name}: train", train)
+    test, test_notes = in_order(f"{name}: test", test)
     unit = parts.unit if isinstance(parts, Listing) else ""
     return Listing(train, test, parts.notes + train_notes + test_notes, unit)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas
 
 from pubsel.papers.join import Work, paper_rows, read_work
-from pubsel.records import GsdAttack, readable
+from pubsel.records import GsdAttack, read_kind
 from pubsel.settings import named
 from pubsel.settings.keys import Attack
 
@@ -36,7 +36,7 @@ class Attacked(NamedTuple):
 
 def from_records(name: str, results: Path) -> Attacked:
     """Return the table `name` (of TABLES) from the records of its attack in `results`."""
-    records = read_attacks(results, TABLES[name])
+    records = read_kind(results, "attacks", GsdAttack, f"{TABLES[name].name}-*")
     title = read_work(Work, named("work")[name], "gsd.yaml").title
     file = f"{name}.csv"
     rows = [row for record in records for row in record["rows"]]
@@ -51,16 +51,6 @@ def from_records(name: str, results: Path) -> Attacked:
     of_paper = {" with ".join(row[key] for key in ("private", "model") if key in row) for row in paper_rows(file)}
     notes.append(f"Paper: {', '.join(sorted(of_paper))}.")
     return Attacked(name, title, frame, notes + sorted({record["privacy"] for record in records}), records)
-
-
-def read_attacks(results: Path, attack: Attack) -> list[dict[str, Any]]:
-    """Read every results/attacks/*/result.json of an attack on GSD, and of results/records/attacks (kept with the code)
-    the others. Sorted by identity. A file that is none is left out, with a line."""
-    paths = sorted((results / "records" / "attacks").glob(f"{attack.name}-*.json"))
-    paths += sorted((results / "attacks").glob(f"{attack.name}-*/result.json"))
-    # an attack of this machine takes the place of the record that is kept with the code
-    records = {record["identity"]: record for record in readable(paths, GsdAttack)}
-    return [records[name] for name in sorted(records)]
 
 
 def beside_paper(rows: list[dict[str, Any]], file: str) -> pandas.DataFrame:

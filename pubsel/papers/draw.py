@@ -139,15 +139,12 @@ def attack_figure(records: list[dict[str, Any]], folder: Path) -> pandas.DataFra
 
 def against_error(frame: pandas.DataFrame) -> "Figure":
     """Draw a panel for each private set, a line for each method, its points marked with epsilon; 0.5 is chance."""
-    from matplotlib.figure import Figure
-
     # methods in the order and the colours of AdaMix's other figures
     panels = list(frame.groupby(["private", "model"]))
     styles = figures.line_styles(name for name in figures.ADAMIX if name in set(frame["line"]))
 
     with figures.style():
-        figure = Figure(figsize=(4.2 * len(panels), 3.6), layout="constrained")
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        figure, axes = figures.panel_grid(len(panels))
         for axis, ((private, model), rows) in zip(axes, panels, strict=True):
             for name, how in styles.items():
                 part = rows[rows["line"] == name]
@@ -167,8 +164,6 @@ def against_error(frame: pandas.DataFrame) -> "Figure":
 def draw_losses(folder: Path) -> list[Path]:
     """Draw the sorted privacy losses and their histogram next to the claimed epsilon, for each per-instance audit in
     `folder`."""
-    from matplotlib.figure import Figure
-
     paths: list[Path] = []
     for path in sorted((folder / "audits").glob("*/per_instance.csv")):
         record = next(results.readable([path.with_name("result.json")], results.AuditRecord), None)
@@ -177,8 +172,7 @@ def draw_losses(folder: Path) -> list[Path]:
         losses = np.sort(pandas.read_csv(path)["epsilon"])[::-1]
 
         with figures.style():
-            figure = Figure(figsize=(8, 3.6), layout="constrained")
-            left, right = figure.subplots(1, 2)
+            figure, (left, right) = figures.panel_grid(2)
             left.plot(losses, color=figures.COLOURS[0])
             left.axhline(record["claimed"], color=figures.INK, ls="--", label=f"claimed, delta {record['delta']:g}")
             left.set(xlabel="private examples, sorted", ylabel="epsilon of the example", ylim=(0, None))

@@ -231,9 +231,8 @@ class KnownRuns:
     @classmethod
     def read(cls, folder: Path) -> "KnownRuns":
         """Return what RESULTS/runs and ranks contain, and the records kept with the code in RESULTS/records."""
-        ranks = sorted([*folder.glob("ranks/*/result.json"), *folder.glob("records/ranks/*.json")])
         kept = cls()
-        for record in [*results.read_records(folder), *results.readable(ranks, results.Rank)]:
+        for record in [*results.read_records(folder), *results.read_kind(folder, "ranks")]:
             kept.names.add(record["identity"])
             settings, n = record["settings"], record.get("private_examples") or 1
             if "seconds" in record:

@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parents[1]
-
-
 CONF = next(
     path for path in (_HERE.parent / "conf", _HERE / "conf") if (path / "run.yaml").exists()
 )  # checkout, or wheel
-
-
 FETCHES = ContextVar("FETCHES", default=True)  # whether published weights that are not here may be fetched
 OWN: ContextVar[tuple[Path, ...]] = ContextVar("OWN", default=())  # --config-dir of a command that Hydra does not read
 _OFFLINE: list[bool] = []  # of every thread; the last one counts

@@ -11,69 +11,33 @@ from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
 
 MOST_EPOCHS = 10**6  # and iterations of a loop
-
-
 MOST_STEPS = 10**7  # with more, the accountant takes minutes before it fails
 
-
 Device = Enum("Device", ["auto", "cpu", "cuda"])
-
-
 Convert = Enum("Convert", ["resize", "exact"])
 ABOUT_CONVERT = (
     "resize: scale public images (and convert grey/colour) to the private shape; exact: fail if shapes differ"
 )
-
-
 Labels = Enum("Labels", ["random", "given", "auto"])  # not "true", which YAML reads as a truth value
-
-
 Accounting = Enum("Accounting", ["prv", "paper"])
-
-
 Norm = Enum("Norm", ["replace", "freeze"])
-
-
 Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
-
-
 Interpolation = Enum("Interpolation", ["bilinear", "bicubic"])
-
-
 Take = Enum("Take", ["test", "train"])
-
-
 Overlap = Enum("Overlap", ["refuse", "leave"])
-
-
 Fold = Enum("Fold", ["apart", "fold"])
-
-
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
-
-
 PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
 ABOUT_PUBLIC_LABELS = (
     "public labels that are used: auto, if both are of one data set; given, of another set with the same classes in "
     "the same order, which somebody has looked at: equal names may mean other things; none"
 )
-
-
 Format = Enum("Format", ["safetensors", "onnx"])
-
-
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
-
-
 POOL = "pool"  # pair.public: examples of pair.pool
 By = Enum("By", ["gsd", "coverage"])
-
-
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
-
-
 Scale = Enum("Scale", ["auto", "private", "none"])
-
 
 ABOUT_LABELS = (
     "labels of the public images: random; given: their own, which must be of the private task; auto: given if they "

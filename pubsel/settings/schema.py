@@ -20,8 +20,6 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 from pubsel.messages import UsageError
 
 T = TypeVar("T")
-
-
 NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
 
 
@@ -54,11 +52,7 @@ def setting(
 
 
 LEAST, MOST = 1e-30, 1e38  # sizes of a number that float32 holds, with room for a square root and a quotient
-
-
 MANY = 10**9  # of examples, directions, pixels, ...: more than memory holds
-
-
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "over": (operator.gt, "greater than"),
     "at_least": (operator.ge, "at least"),
@@ -139,6 +133,15 @@ def nearest(typed: str, known: Iterable[str]) -> str:
         matches = [by_last[last] for last in close] or matches
 
     return f" (did you mean {matches[0]}?)" if matches else ""
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a record or of settings, with their values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def settings_group(kind: Any) -> Any:
