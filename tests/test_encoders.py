@@ -253,6 +253,35 @@ def test_names_are_listed_with_what_decides(cli, monkeypatch):
     assert "pattern=nope: no name fits it" in failed(cli, "models", "nope")
 
 
+def test_encoders_of_texts_are_listed_with_numbers_that_their_networks_have(cli, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="pip install pubsel[text]")
+    monkeypatch.setenv("HF_HUB_CACHE", "hub")
+    small = {"hidden_size": 384, "intermediate_size": 1536}
+    configs = {  # as their config.json has it
+        "sentence-transformers/all-MiniLM-L6-v2": transformers.BertConfig(num_hidden_layers=6, **small),
+        "sentence-transformers/all-mpnet-base-v2": transformers.MPNetConfig(max_position_embeddings=514),
+        "BAAI/bge-small-en-v1.5": transformers.BertConfig(**small),
+        "BAAI/bge-base-en-v1.5": transformers.BertConfig(),
+        "intfloat/multilingual-e5-small": transformers.BertConfig(vocab_size=250037, **small),
+    }
+    listed = rows(cli, "hf:")
+    assert listed.pop("name") == ["dimension", "parameters", "licence", "weights"]
+    for name, config in configs.items():
+        with torch.device("meta"):
+            net = transformers.AutoModel.from_config(config)
+        dimension, parameters, _, weights = listed.pop(f"hf:{name}")
+        expected = f"{config.hidden_size:,}", f"{sum(p.numel() for p in net.parameters()):,}"
+        assert (dimension, parameters, weights) == (*expected, "download=true")
+    assert not listed
+
+    out, _ = done(cli, "models", "minilm")
+    assert "features=hf:NAME takes any encoder of transformers" in out
+    assert "hf:BAAI" not in out
+    assert "hf:BAAI/bge-base-en-v1.5" in done(cli, "models")[0]
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda name, file: f"{name}/{file}")
+    assert rows(cli, "hf:*MiniLM*")["hf:sentence-transformers/all-MiniLM-L6-v2"][-2:] == ["apache-2.0", "here"]
+
+
 def test_a_long_list_is_cut_and_has_no_network_without_a_vector(cli, monkeypatch):
     monkeypatch.setattr("pubsel.commands.models.MOST", 2)
     out, _ = done(cli, "models", "test_vit*")

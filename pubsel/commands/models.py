@@ -3,16 +3,21 @@
 from fnmatch import fnmatch
 
 from pubsel.messages import UsageError
-from pubsel.models.encoders import Encoder, encoder
+from pubsel.models.encoders import Encoder, encoder, encoders_of_texts
 from pubsel.settings.keys import ModelsConfig
 from pubsel.settings.methods import with_backbone
 
 TEXTS = "text_encoder"  # the option for texts, whose encoders the hub lists
 MOST = 40  # rows, each of a network that is made
+NUMBERS = ("dimension", "side", "parameters")
+OTHER_TEXTS = (
+    "of texts: features=hf:NAME takes any encoder of transformers on Hugging Face, features=hf:./FOLDER one that is "
+    "here (pip install pubsel[text])"
+)
 
 
 def run(settings: ModelsConfig) -> str:
-    """Return the names that fit a pattern as a table: those of conf/model, then those of timm."""
+    """Return the names that fit a pattern as tables: of images, those of conf/model, then those of timm; of texts."""
     import pandas
     import timm
 
@@ -25,13 +30,20 @@ def run(settings: ModelsConfig) -> str:
         have = {name.partition(".")[0] for name in pretrained}
         names += pretrained
         names += [name for name in timm.list_models(pattern, exclude_filters="*_enc") if name not in have]
-    if not names:
+    texts = encoders_of_texts(pattern)
+    if not names and not texts:
         raise UsageError(f"pattern={settings.pattern}: no name fits it: give a part of one, such as dinov2")
 
-    rows = pandas.DataFrame([encoder(name, settings.data_root) for name in names[:MOST]], columns=Encoder._fields)
-    numbers = ("dimension", "side", "parameters")
-    rows = rows.assign(**{key: [f"{n:,.0f}" if n == n else "by image" for n in rows[key]] for key in numbers})
-    more = f"\n\n{len(names) - MOST:,} more fit: give a longer pattern" if len(names) > MOST else ""
+    parts = []
+    for each in ([encoder(name, settings.data_root) for name in names[:MOST]], texts):
+        rows = pandas.DataFrame(each, columns=Encoder._fields).drop(columns=["side"] if each is texts else [])
+        numbers = [key for key in NUMBERS if key in rows]
+        rows = rows.assign(**{key: [f"{n:,.0f}" if n == n else "by image" for n in rows[key]] for key in numbers})
+        parts += [rows.to_string(index=False)] if each else []
+    if len(names) > MOST:
+        parts.append(f"{len(names) - MOST:,} more fit: give a longer pattern")
+    if texts:
+        parts.append(OTHER_TEXTS)
     if settings.pattern is None:
-        more = "\n\npubsel models PATTERN lists networks of timm too, such as pubsel models dinov2"
-    return rows.to_string(index=False) + more
+        parts.append("pubsel models PATTERN lists networks of timm too, such as pubsel models dinov2")
+    return "\n\n".join(parts)

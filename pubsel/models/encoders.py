@@ -1,7 +1,8 @@
-"""Frozen encoders: an option of conf/model, a network of timm, or weights in a folder or a file here."""
+"""Frozen encoders: an option of conf/model, a network of timm, weights in a folder or a file here; or of texts."""
 
 import json
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,13 +20,21 @@ from pubsel.settings.methods import option, with_backbone
 from pubsel.settings.schema import check
 
 FILE, CONFIG = "model.safetensors", "config.json"  # of a folder, as timm writes it for the hub
+# encoders of texts on Hugging Face: dimension, parameters, licence
+OF_TEXTS = {
+    "sentence-transformers/all-MiniLM-L6-v2": (384, 22_713_216, "apache-2.0"),
+    "sentence-transformers/all-mpnet-base-v2": (768, 109_486_464, "apache-2.0"),
+    "BAAI/bge-small-en-v1.5": (384, 33_360_000, "mit"),
+    "BAAI/bge-base-en-v1.5": (768, 109_482_240, "mit"),
+    "intfloat/multilingual-e5-small": (384, 117_653_760, "mit"),
+}
 WEIGHTLESS = "pixels", "scattering", "rows"  # architectures
 REMEDY = "name its network of timm: features=NAME checkpoint=FILE"
 MISFITS = (*DAMAGE, LookupError, TypeError, AttributeError, SafetensorError)  # errors of files of another kind
 
 
 class Encoder(NamedTuple):
-    """A row of the list of encoders. dimension, side: None if the images decide them."""
+    """A row of the list of encoders. dimension, side: None if the images decide them, or if it takes texts."""
 
     name: str
     dimension: int | None
@@ -131,3 +140,16 @@ def encoder(name: str, data_root: str) -> Encoder:
         licence or "?",
         weights,
     )
+
+
+def encoders_of_texts(pattern: str) -> list[Encoder]:
+    """Return the rows of those encoders of texts in OF_TEXTS whose names fit a pattern. Nothing is fetched, and no
+    network is made."""
+    from huggingface_hub import try_to_load_from_cache
+
+    rows = list[Encoder]()
+    for name, (dimension, parameters, licence) in OF_TEXTS.items():
+        if fnmatch(f"{PREFIX}{name}".lower(), pattern.lower()):
+            weights = "here" if isinstance(try_to_load_from_cache(name, FILE), str) else "download=true"
+            rows.append(Encoder(f"{PREFIX}{name}", dimension, None, parameters, licence, weights))
+    return rows
