@@ -129,7 +129,7 @@ def fit(
     values = {"epsilon": epsilon, "delta": delta, "public": public, "groups": groups, "features": features}
     values |= {"bounds": bounds, "scale": scale, "public_labels": public_labels, "held_out": held_out}
     values |= {"accept": list(accept) or None, "results": folder / "results", "to": folder / "release", **settings}
-    with _cleared(kept), _asked(x, y, values, folder, Path(results), verbose) as (mine, checked):
+    with _cleared(kept), _requested(x, y, values, folder, Path(results), verbose) as (mine, checked):
         command.run(checked)
 
     labels = mine.frame[LABEL].dropna().unique() if mine is not None and LABEL in mine.frame else ()
@@ -156,7 +156,7 @@ def audit_fit(
     of_audit = {"kind": kind, "canaries": canaries, "guesses": guesses, "confidence": confidence}
     values = {"results": Path(results), "held_out": 0.0, **settings}
     with tempfile.TemporaryDirectory(prefix=records.SCRATCH) as folder:  # noqa: SIM117
-        with _asked(x, y, values, Path(folder), Path(results), verbose) as (_, checked):
+        with _requested(x, y, values, Path(folder), Path(results), verbose) as (_, checked):
             if checked.public or checked.pool:
                 raise UsageError("public: the choice is not audited, only training: leave it out")
             budget = command.divided(checked)
@@ -169,7 +169,7 @@ def audit_fit(
 
 
 @contextmanager
-def _asked(
+def _requested(
     x: Any, y: Any, values: dict[str, Any], folder: Path, results: Path, verbose: bool
 ) -> Iterator[tuple[InMemory | None, FitConfig]]:
     """Yield what is in memory of x, and the settings of the command, for as long as this data is held. values: its

@@ -325,16 +325,18 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
     return as_rows(given, columns)
 
 
-def _new_at(path: Path) -> "pd.DataFrame | np.ndarray":
+def _new_at(path: Path) -> "pd.DataFrame | np.ndarray | Tensor":
     """Return the rows of a path, whose labels are not read."""
     suffix = path.suffix.lower()
     if tables.is_table(path):
         return tables.numbers_in(path, MISSING)
     if path.is_dir():
-        return torch.cat(list(open_embeddings(str(path)).blocks())).float().numpy()
+        shards = open_embeddings(str(path))
+        return gathered((block.float() for block in shards.blocks()), shards.n)
     with reading(path, "save it again by numpy.save or numpy.savez"):
         if suffix == ".npy":
-            return np.load(plain(path), allow_pickle=False)
+            array = npy_map(plain(path))
+            return _numbers(path, path.name, array) if array.ndim == 2 else array
         names = [name for name in names_in(path) if any(word in name.lower().split("_") for word in FEATURES)]
         if suffix != ".npz" or not names:
             raise UserError(f"{path}: has no rows of numbers, which this model takes: give a table, npz or npy file")
