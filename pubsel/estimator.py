@@ -23,6 +23,7 @@ from pubsel.data.memory import (
     NO_LABELS,
     PERSON,
     InMemory,
+    dense,
     examples_in,
     has_columns,
     holding,
@@ -74,7 +75,7 @@ class Release:
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Return the probability of each class, [n, classes], or of each label by itself. x: of the kind that the model
         was trained on, as for `fit`. UserError if it is of another one."""
-        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else x.toarray() if hasattr(x, "toarray") else x
+        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else dense(x)
         parts = predicted(self._classifier, given(rows, self._classifier.takes), skip=False)
         return np.concatenate([part.probabilities for part in parts])
 

@@ -203,7 +203,7 @@ def test_no_single_value_makes_a_column_one_of_words(tmp_path):
     frame = people(100).astype({"age": object})
     frame.loc[7, "age"] = "about 40"
     path = table(tmp_path / "t.csv", frame)
-    with pytest.raises(UserError, match="1 values in columns of numbers are none, such as 'about 40'"):
+    with pytest.raises(UserError, match="1 values in columns of numbers are none, or too large, such as 'about 40'"):
         load(Pair(private=path, public=None, m=1), "", False)
     accepted = load(Pair(private=path, public=None, m=1, read=Read(accept=["missing"])), "", False)
     assert [field.name for field in accepted.columns] == ["age", "income", "tiny"]
@@ -234,6 +234,16 @@ def test_missing_numbers_in_any_word_are_missing(tmp_path, delimiter, suffix):
     assert [field.name for field in source.columns] == ["x", "n", "x"]
     assert int(x[:, 0].isnan().sum()) == 60 == int(x[:, 2].sum())
     assert set(x[:, 0][~x[:, 0].isnan()].tolist()) == {1.5, 2000.0}
+
+
+def test_a_number_that_float32_has_not_is_missing_with_a_word(tmp_path):
+    frame = people(100)
+    frame.loc[7, "income"] = 1e200
+    path = table(tmp_path / "t.csv", frame)
+    with pytest.raises(UserError, match=r"1 values in columns of numbers are none, or too large, such as '1e\+200'"):
+        load(Pair(private=path, public=None, m=None), "", False)
+    source = read(path, accept=["missing"])
+    assert int(torch.cat([source.train.x, source.test.x]).isnan().sum()) == 1
 
 
 def test_parquet_and_lists_of_numbers_are_read(tmp_path):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pubsel.data.findings import first_of
 from pubsel.data.images import MOST, SUFFIXES
-from pubsel.files import digest
+from pubsel.files import AT_ONCE, digest, gathered
 from pubsel.messages import UsageError
 
 NO_LABELS = "no labels"  # in place of labels of public examples that have none
@@ -105,6 +105,16 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
         else:
             frame = frame.assign(**{column: values})
     return InMemory(frame, images)
+
+
+def dense(x: Any) -> Any:
+    """Return a sparse matrix as float32 [n, d], mapped if it is large, and anything else as it is."""
+    if not hasattr(x, "toarray"):
+        return x
+    (n, d), rows = x.shape, x.tocsr()
+    step = max(1, AT_ONCE // (4 * max(1, d)))
+    blocks = (rows[first : first + step].astype(np.float32).toarray() for first in range(0, max(1, n), step))
+    return gathered(map(torch.from_numpy, blocks), n)
 
 
 def label_columns(frame: pd.DataFrame) -> str | list[str] | None:
@@ -197,8 +207,7 @@ def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
 
 def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
     """Return the table of rows or paths, or images."""
-    if hasattr(x, "toarray"):
-        x = x.toarray()
+    x = dense(x)
     if (strings := strings_in(x)) is not None:
         return _of_strings(strings), None
     channels_first = isinstance(x, Tensor) and x.dim() == 4

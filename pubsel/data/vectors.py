@@ -38,6 +38,7 @@ MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL",
 PERSON = re.compile(
     r"(patient|subject|person|participant|user|customer|client|member|mrn|ssn)s?([ _-]?(id|no|nr|number))?"
 )
+LARGEST = float(np.finfo(np.float32).max)  # of the numbers that are read
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 
 
@@ -65,7 +66,7 @@ class Field(NamedTuple):
         if self.missing:
             return np.isnan(numbers).astype(np.float32)
         if self.least is None or self.most is None:
-            return numbers.astype(np.float32)
+            return np.where(np.abs(numbers) <= LARGEST, numbers, np.nan).astype(np.float32)
         half = (self.most - self.least) / 2
         numbers = np.clip((numbers - self.least) / half - 1, -1, 1)
         return np.nan_to_num(numbers).astype(np.float32)
@@ -355,7 +356,8 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
     # words need a public list: one that is made of private values would be a release of them
     words, wrong = _words_in(features[[name for name in features if name not in bounds]])
     if wrong:
-        text = f"{table.name}: {len(wrong)} values in columns of numbers are none, such as {first_of(map(repr, wrong))}"
+        text = f"{table.name}: {len(wrong)} values in columns of numbers are none, or too large"
+        text += f", such as {first_of(map(repr, wrong))}"
         findings.append(Finding("missing", ERROR, text, "correct them; accepted, they are missing"))
     if words:
         values = features[words[0]].dropna()
@@ -413,13 +415,17 @@ def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> 
 
 
 def _words_in(features: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the columns of which more than a tenth are words, or which are dates, and the words in columns of numbers:
-    no single value decides what a column is."""
+    """Return the columns of which more than a tenth are words, or which are dates, and the words and numbers too large
+    in columns of numbers: no single value decides what a column is."""
     columns, words = list[str](), list[str]()
     for name in features:
-        values = features[name].dropna()
+        kind, values = features[name].dtype.kind, features[name]
+        if kind in "fiub":
+            words += map(str, values[np.isfinite(values) & (values.abs() > LARGEST)] if values.dtype == "f8" else ())
+            continue
+        values = values.dropna()
         other = values[pd.to_numeric(values, errors="coerce").isna()]
-        if len(other) > OFTEN * len(values) or features[name].dtype.kind in "mM":  # dates
+        if len(other) > OFTEN * len(values) or kind in "mM":  # dates
             columns.append(name)
         else:
             words += map(str, other)
