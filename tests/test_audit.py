@@ -100,8 +100,9 @@ def failing(witness):
 
 
 def guessed(witness):
-    """What was guessed of the canaries that are weighed."""
-    return guess_all(witness.ratios[witness.weighed].numpy(), witness.engine.canaries.included[witness.weighed].numpy())
+    """What was guessed of the canaries that are weighed, one of each direction."""
+    apart = witness.engine.apart(witness.weighed.nonzero().flatten())
+    return guess_all(witness.ratios[apart].numpy(), witness.engine.canaries.included[apart].numpy())
 
 
 # The bounds
@@ -533,7 +534,7 @@ def test_canaries_are_rows_of_the_private_data(labels, bias):
     torch.testing.assert_close(rows[whose < 0], want[real >= 5])
     assert set(whose[whose >= 0].tolist()) <= set(canaries.included.nonzero().flatten().tolist())
     assert 0 < (whose[:-1] < 0).logical_and(whose[1:] >= 0).sum() > 5  # mixed
-    norms = (canaries.magnitudes * torch.tensor([3.0, 2.0]).repeat(20))[whose[whose >= 0]] * (2**0.5 if bias else 1)
+    norms = (canaries.magnitudes * torch.tensor([3.0, 2.0]).repeat(20))[whose[whose >= 0]] * ((1 + 1 / 64) ** 0.5 if bias else 1)
     torch.testing.assert_close(rows[whose >= 0].double().norm(dim=1), norms.double(), rtol=1e-5, atol=0)
     single = whose[whose >= 0] % 2 == 1
     assert ((rows[whose >= 0][single] != 0).sum(1) == 1 + bias).all()
@@ -541,6 +542,23 @@ def test_canaries_are_rows_of_the_private_data(labels, bias):
     assert set(MAGNITUDES) == set(canaries.magnitudes[::2].tolist()) == set(canaries.magnitudes[1::2].tolist())
     (public,) = engine.blocks(private.x, private.y)  # labels that are none of its own: by the engine before
     torch.testing.assert_close(public.written_out(torch.arange(50)), want)
+
+
+@pytest.mark.parametrize("name", ["linear", "network"])
+def test_canaries_of_one_direction_are_one_trial(name):
+    """A small model has fewer directions than canaries; the same noise hides all that have the same one."""
+    private = Split(torch.randn(20, 6), torch.zeros(20, dtype=torch.long))
+    model = torch.nn.Linear(6, 4, bias=False)
+    inner = LinearGradients(model) if name == "linear" else PerExampleGradients(torch.nn.Sequential(model))
+    engine = WithCanaries(inner, draw_canaries(300, 24, 20, np.random.default_rng(0)), private)
+    apart, every = engine.apart(torch.arange(300)), torch.arange(300)
+    assert len(apart) == (36 if name == "linear" else 24)
+    of_all = torch.cat([rows.written_out(torch.ones(len(rows), dtype=torch.bool)) for _, rows in engine.rows(every)])
+    unit = torch.nn.functional.normalize(of_all.double(), dim=1)
+    cosines = unit[apart] @ unit.T
+    assert float((cosines[:, apart] - torch.eye(len(apart))).max()) < 0.99
+    assert float(cosines.max(0).values.min()) == pytest.approx(1, abs=1e-6)  # none is left out without one like it
+    assert torch.equal(engine.apart(torch.arange(24)), torch.arange(24))
 
 
 def test_repeated_samples_are_found():

@@ -23,6 +23,7 @@ from pubsel.gradients.matrix import DenseGradients, Engine, GradientMatrix, entr
 # Norms of gradients in units of the norm at which clipping begins. Most are huge: those are easiest to recognise.
 MAGNITUDES = (1e4, 1e4, 1e2, 1e3, 1e4, 1e0, 1e2, 1e4, 1e1, 1e3, 1e4, 1e-3)
 COPIES = 10  # of one example, for a canary that is a person
+SHARE = 8.0  # norm of a canary's features: a bias, which canaries of a class share, then adds 1/64 to its square
 HUGE = 1e2  # a canary of at least this magnitude is certainly clipped, so that it adds as much as any example can
 
 
@@ -164,7 +165,17 @@ class WithCanaries:
         columns = (columns[single] % (c * d)).to(device)
         r[single.to(device), columns // d] = 1
         x[single.to(device), columns % d] = 1
-        return r * norms, x
+        return r * norms / SHARE, x * SHARE
+
+    def apart(self, chosen: Tensor) -> Tensor:
+        """Return the first canary of each direction among `chosen` [n], in order. A small model has fewer directions
+        than there are canaries, and those of one direction are not independent trials: the same noise hides them."""
+        wide = self.inner.model.weight.numel() if isinstance(self.inner, LinearGradients) else self.size
+        numbers = chosen // 2 if isinstance(self.inner, LinearGradients) else chosen  # how far a dense one is turned
+        single = chosen % 2 == 1
+        kinds = torch.where(single, wide + self.canaries.columns[chosen] % wide, numbers % wide)
+        _, first = np.unique(kinds.numpy(), return_index=True)
+        return chosen[torch.from_numpy(np.sort(first))]
 
     def _directions(self, device: torch.device, dtype: torch.dtype, *sizes: int) -> list[Tensor]:
         """Return random unit vectors of these sizes. Dense canaries are rotations of them, nearly orthogonal."""

@@ -190,8 +190,10 @@ def _with_canaries(audited: Audited) -> dict[str, Any]:
 def _witnessed(audited: Audited, random: np.random.Generator, weaker: bool) -> dict[str, Any]:
     """Train once with canaries, and return what its witness says of the plan."""
     witness, claimed, first = watch(audited, random, weaker)
-    included = witness.engine.canaries.included[witness.weighed].numpy()
-    ratios = witness.ratios[witness.weighed].numpy()
+    # each ratio is computed by one who knows all other coins: of canaries that overlap, the coins of others say more
+    # than the released sum does
+    apart = witness.engine.apart(witness.weighed.nonzero().flatten())
+    ratios, included = witness.ratios[apart].numpy(), witness.engine.canaries.included[apart].numpy()
     bounds = lower_bounds_of(ratios, included, claimed, first, audited.audit, one_run.guess_all(ratios, included))
     checks = witness.checks()
     return bounds | {"checks": checks, "failed": [name for name, p in checks.items() if p < SURE]}
