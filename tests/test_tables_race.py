@@ -84,11 +84,20 @@ def test_differences_have_intervals(tmp_path: Path) -> None:
     for epsilon in (0.1, 0.5, 1.0, 4.0):
         for method, accuracy in {"pubsel": 90, "diffprivlib": 80, "opacus": 85, "opacus tuned": 91}.items():
             lines.append(f"wine,178,13,{epsilon},{method},{accuracy},{3 if method == 'pubsel' else 4},10,")
-    (tmp_path / "race.csv").write_text("\n".join(lines))
+    (tmp_path / "race.csv").write_text("\n".join(lines[:-1]))
     first, *others = tables_race.differences(tmp_path / "race.csv").splitlines()[2:]
     # 2.262 is t of nine degrees, and sqrt((3^2 + 4^2) / 10) = 1.581
     assert first == "| wine | diffprivlib |" + " 10.0 [6.4, 13.6] |" * 4
-    assert [line.split(" | ")[1:3] for line in others] == [
-        ["opacus", "5.0 [1.4, 8.6]"],
-        ["opacus tuned", "-1.0 [-4.6, 2.6]"],
+    assert [line.split(" | ")[1::4] for line in others] == [
+        ["opacus", "5.0 [1.4, 8.6] |"],
+        ["opacus tuned", " |"],  # a row that is not there yet
     ]
+
+
+def test_bounds_are_those_of_columns_and_never_empty() -> None:
+    one = tables_race.Split(np.array([[1.0, 5], [3, 5]]), np.ones(2), np.ones((1, 2)), np.ones(1))
+    assert tables_race.bounds(one) == {"0": [1.0, 3.0], "1": [4.0, 6.0]}
+
+
+def test_the_page_has_the_differences_of_the_file() -> None:
+    assert tables_race.differences(ROOT / "results" / "tables_race.csv") in (ROOT / "results" / "README.md").read_text()
