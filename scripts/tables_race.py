@@ -50,7 +50,7 @@ TEXT_WAYS = [*product((1e-3, 0.01, 0.1), (True,), (1.0,), (True,))]
 # norm 1, or columns over the root of their number. Only a quarter, the best one on FEW splits, is tried on all
 ONE = (2.0, (1024, 20), 1.0, True)  # of opacus_head.py, with the middle one of its learning rates
 GRID = [ONE, *product((0.5, 2.0, 8.0), ((1.0, 10), (1.0, 40), (0.25, 10)), (0.1, 1.0), (False, True))]
-TEXT_GRID = [*product((0.5, 2.0, 8.0, 32.0), ((1024, 20),), (1.0,), (True,))]
+TEXT_GRID = [*product((0.1, 0.5, 2.0, 8.0, 32.0, 128.0), ((1024, 20),), (1.0,), (True,))]
 FEW = 3
 Array = NDArray[Any]
 
