@@ -6,8 +6,9 @@ rows to take, which columns the first cells of a line stand for, and which one t
     <!-- table: tables/recipes.csv model=mobilenetv2 label=untuned|tuned: private, algorithm; epsilon -->
 
 Empty first cells are those of the line above. A cell such as `pillar`, tuned has conditions after its comma (MEANT).
-The other cells become the mean and the standard deviation of the utility. Each line, except what is in bold, has to
-have a row of the CSV, and each row that the comment takes a line; lines stay in their order, and none is added.
+The other cells become the mean and the standard deviation of the utility or accuracy. Each line, except what is in
+bold, has to have a row of the CSV, and each row that the comment takes a line; lines stay in their order, and none is
+added.
 """
 
 import csv
@@ -27,6 +28,7 @@ MEANT = {
     "epsilon 0": {"epsilon": "0"},
 }
 WITHOUT = {"inf": ""}  # an epsilon that the CSV leaves empty
+MEANS, DEVIATIONS = ("utility", "accuracy"), ("utility_std", "deviation")  # columns of the CSV, which has one of each
 
 Row = dict[str, str]
 
@@ -66,7 +68,8 @@ def shown(row: Row | None) -> str:
     """Return the utility as a page has it: 63.9 ± 1.1, without a deviation if there is one seed."""
     if row is None:
         return ""
-    return f"{float(row['utility']):.1f}" + (f" ± {float(row['utility_std']):.1f}" if row["utility_std"] else "")
+    mean, deviation = (row[next(name for name in names if name in row)] for names in (MEANS, DEVIATIONS))
+    return f"{float(mean):.1f}" + (f" ± {float(deviation):.1f}" if deviation else "")
 
 
 def filled(text: str) -> str:

@@ -59,6 +59,11 @@ def test_old_numbers_are_replaced_and_the_rest_stays() -> None:
     assert page_tables.filled(page(old)) == page(LINES) == page_tables.filled(page(LINES))
 
 
+def test_a_csv_may_call_its_columns_accuracy_and_deviation(results: Path) -> None:
+    (results / "results" / "tables" / "race.csv").write_text(CSV.replace("utility,utility_std", "accuracy,deviation"))
+    assert page_tables.filled(page(LINES).replace("63.9 ± 1.1", "1.0")) == page(LINES)
+
+
 def test_rows_of_either_value_are_taken() -> None:
     comment = COMMENT.replace("model=features", "label=untuned|tuned model=features")
     text = page(LINES).replace(COMMENT, comment)
