@@ -534,7 +534,8 @@ def test_canaries_are_rows_of_the_private_data(labels, bias):
     torch.testing.assert_close(rows[whose < 0], want[real >= 5])
     assert set(whose[whose >= 0].tolist()) <= set(canaries.included.nonzero().flatten().tolist())
     assert 0 < (whose[:-1] < 0).logical_and(whose[1:] >= 0).sum() > 5  # mixed
-    norms = (canaries.magnitudes * torch.tensor([3.0, 2.0]).repeat(20))[whose[whose >= 0]] * ((1 + 1 / 64) ** 0.5 if bias else 1)
+    norms = (canaries.magnitudes * torch.tensor([3.0, 2.0]).repeat(20))[whose[whose >= 0]]
+    norms *= (1 + 1 / 64) ** 0.5 if bias else 1
     torch.testing.assert_close(rows[whose >= 0].double().norm(dim=1), norms.double(), rtol=1e-5, atol=0)
     single = whose[whose >= 0] % 2 == 1
     assert ((rows[whose >= 0][single] != 0).sum(1) == 1 + bias).all()
