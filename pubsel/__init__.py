@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 from pubsel import records
+from pubsel.settings.schema import leaves
 
 if TYPE_CHECKING:
     from pubsel.commands.predict import Predictions
@@ -55,7 +56,7 @@ class Record(dict[str, Any]):
         return self.text
 
     def _repr_html_(self) -> str:
-        values = {key: text if isinstance(text, str) else json.dumps(text) for key, text in records.leaves(self)}
+        values = {key: text if isinstance(text, str) else json.dumps(text) for key, text in leaves(self)}
         rows = "".join(
             f'<tr title="{escape(records.RECORD.get(key, ""))}"><th>{escape(key)}</th><td>{escape(value)}</td></tr>'
             for key, value in values.items()

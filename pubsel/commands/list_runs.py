@@ -22,7 +22,7 @@ from pubsel.settings import command_line
 from pubsel.settings.identity import default_of, is_path
 from pubsel.settings.keys import RunConfig, RunsConfig, public_sets
 from pubsel.settings.methods import method_keys
-from pubsel.settings.schema import keys_of, nearest
+from pubsel.settings.schema import keys_of, leaves, nearest
 
 STATES = {
     "finished": "it has a record",
@@ -172,7 +172,7 @@ def check_keys(where: list[str], entries: list[Run]) -> None:
     answer would be that there is no such run."""
     known = {*keys_of(RunConfig), *method_keys(), *KEYS}
     for entry in entries:
-        known |= {*entry.record, *(key for key, _ in records.leaves(entry.record.get("settings", {})))}
+        known |= {*entry.record, *(key for key, _ in leaves(entry.record.get("settings", {})))}
     for word in where:
         key = word.partition("=")[0]
         if "=" in word and key not in known:

@@ -443,7 +443,11 @@ def _from_training(
     if same and not table.published:
         # in an order that no private unit changes
         order = in_hash_order(table.unit[~table.test][here], "public", pair.seed)
-    m = _as_many(pair, len(y))
+    m = pair.m or 0
+    if pair.public_share is not None:
+        m = round(pair.public_share * len(y))
+    elif pair.m is None and pair.shots is None:
+        raise UsageError("pair.m=null: of a training split: give a number, or pair.public_share or pair.shots")
     drawn_rows[places[draw_indices(name, y, m, pair.shots, pair.seed, order).numpy()]] = True
     if order is not None and pair.public_share is not None:  # about this share
         drawn_rows = here & drawn(table.unit[~table.test], pair.public_share, "public", pair.seed)
@@ -468,15 +472,6 @@ def _from_training(
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
     public = _Public(Split(x, chosen.used.train.y), 0, (), (), digests)
     return table, public, [*findings], (*notes, note, *changed)
-
-
-def _as_many(pair: Pair, n: int) -> int:
-    """Return how many of n training examples become public. UsageError if no setting says so."""
-    if pair.public_share is not None:
-        return round(pair.public_share * n)
-    if pair.m is None and pair.shots is None:
-        raise UsageError("pair.m=null: of a training split: give a number, or pair.public_share or pair.shots")
-    return pair.m or 0
 
 
 def public_examples(
@@ -842,10 +837,14 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
             notes += () if same else _may_share(name, private, data_root)
 
         opened = read(name)
-        share = MOST_PUBLIC if m is None else m if pool else len(range(place, m, len(names)))
-        available = len(opened.used.test.x) + (0 if same else len(opened.used.train.x))
-        share = share if m is not None else _all_of(name, same, key, available, None if pool else MOST_PUBLIC)
-        share = min(share, available) if pool else share
+        if m is None and same:
+            raise UsageError(f"{key}=null: {name} is the private set, whose test images those would be: give a number")
+        of_test = len(opened.used.test.x)
+        available = of_test + (0 if same else len(opened.used.train.x))
+        if m is None or pool:
+            share = min(available, m or (available if pool else MOST_PUBLIC))
+        else:
+            share = len(range(place, m, len(names)))
         if share > available:
             several = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
@@ -864,16 +863,20 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         x, changed = _like(name, chosen.used.test.x, like, convert)
         parts[place] = Split(x, _as_numbered(chosen, against))
         classes.add(opened.used.classes)
-        notes += opened.used.notes + _both_parts(name, opened.used, share) + changed
+        both = f"{name}: {of_test} public images from its test split, {share - of_test} from its training split"
+        notes += opened.used.notes + ((both,) if share > of_test else ()) + changed
         taken += share if same else 0
 
     dealt = [parts[place] for place in range(len(names))]
-    each, public = tuple(len(part.y) for part in dealt), joined(of_all)
+    result = _Public(dealt[0], taken, notes, tuple(len(part.y) for part in dealt), joined(of_all))
     if len(dealt) == 1:
-        return _Public(dealt[0], taken, notes, each, public)
+        return result
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
     of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
-    return _Public(_together(dealt, of_task, pool), taken, notes, each, public)
+    join = torch.cat if pool else in_turn
+    x = join([part.x for part in dealt])
+    y = join([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
+    return result._replace(examples=Split(x, y))
 
 
 def _as_numbered(chosen: Opened, against: Opened | None) -> Tensor:
@@ -891,21 +894,6 @@ def _as_numbered(chosen: Opened, against: Opened | None) -> Tensor:
             return y
         numbers = {folded(name): int(name) for name in theirs}
     return torch.tensor([numbers[folded(name)] for name in theirs], dtype=y.dtype)[y]
-
-
-def _together(parts: list[Split], of_task: bool, pool: bool) -> Split:
-    """Return several sets as one: those of a pool one after another, others in turn. of_task: their labels mean the
-    same."""
-    join = torch.cat if pool else in_turn
-    x = join([part.x for part in parts])
-    return Split(x, join([part.y for part in parts]) if of_task else torch.full((len(x),), NO_CLASS))
-
-
-def _all_of(name: str, same: bool, key: str, available: int, most: int | None) -> int:
-    """Return how many images all of a public set are, or `most`. UsageError if they are of the private set."""
-    if same:
-        raise UsageError(f"{key}=null: {name} is the private set, whose test images those would be: give a number")
-    return available if most is None else min(most, available)
 
 
 def _check_public_sets(names: list[str], m: int | None, key: str, data_root: str) -> None:
@@ -961,14 +949,6 @@ def _image_shape(source: Source) -> Shape | None:
     """Return the shape of images; None for rows of a table."""
     x = source.train.x
     return (x.shape[1], x.shape[2], x.shape[3]) if x.dim() == 4 else None
-
-
-def _both_parts(name: str, source: Source, m: int) -> tuple[str, ...]:
-    """Return the note that m public images are more than the test split has."""
-    n = len(source.test.x)
-    if m <= n:
-        return ()
-    return (f"{name}: {n} public images from its test split, {m - n} from its training split",)
 
 
 def _like(name: str, x: Tensor, like: Split, convert: Convert) -> tuple[Tensor, tuple[str, ...]]:

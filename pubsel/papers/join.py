@@ -26,6 +26,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.records import at, guarantee_kind, read_records
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
+from pubsel.settings.schema import leaves
 
 _HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -160,8 +161,8 @@ def cells(records: list[dict[str, Any]]) -> list[TableCell]:
     """
     alone, result = list[TableCell](), list[TableCell]()
     for record in records:
-        values = dotted_values(record["settings"])
-        settings = {key: value for key, value in values.items() if key not in ("seed", "pair.seed")}
+        values = leaves(record["settings"])
+        settings = {key: json.dumps(value) for key, value in values if key not in ("seed", "pair.seed")}
         alone.append(TableCell((record,), settings))
 
     for group in groups_by(alone, TableCell.same):
@@ -540,12 +541,3 @@ def correlation_of_rows(kind: str, x: Array, y: Array) -> Array:
 
 def _mean_std(values: list[float]) -> tuple[float, float | None]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-
-def dotted_values(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return {"algorithm.k": "250"} for {"algorithm": {"k": 250}}: dotted keys, JSON values."""
-    leaves: dict[str, str] = {}
-    for key, value in values.items():
-        inner = isinstance(value, dict)
-        leaves |= dotted_values(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": json.dumps(value)}
-    return leaves

@@ -19,7 +19,7 @@ from pubsel.settings import CONF, OWN, fetching
 from pubsel.settings.command_line import BLANK, QUOTED, elements, in_quotes, override, unquoted, written
 from pubsel.settings.keys import SCHEMAS, Common
 from pubsel.settings.methods import GROUPS, method_keys
-from pubsel.settings.schema import defaults, keys_of, lists, nearest, texts
+from pubsel.settings.schema import defaults, keys_of, leaves, lists, nearest, texts
 
 BY_HYDRA = ("run", "rank", "attack", "audit", "make", "figure", "pool")
 
@@ -145,13 +145,7 @@ def renamed(command: str, words: Sequence[str]) -> list[str]:
 
 def words_of(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return key=value for each setting; those of a mapping by their dotted keys, paths and enums by their text."""
-    words = []
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            words += words_of(value, f"{prefix}{key}.")
-        else:
-            words.append(f"{prefix}{key}={written(value)}")
-    return words
+    return [f"{key}={written(value)}" for key, value in leaves(settings, prefix)]
 
 
 def _quoted(word: str) -> str:

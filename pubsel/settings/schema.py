@@ -135,6 +135,15 @@ def nearest(typed: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a record or of settings, with their values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def settings_group(kind: Any) -> Any:
     """Return the dataclass that a type is, or that a union has; None if it is no group of settings."""
     parts = get_args(kind) if get_origin(kind) in UNIONS else (kind,)
