@@ -438,7 +438,7 @@ def test_ham10000_is_split_by_lesion(tmp_path):
     (folder / "HAM10000_images_part_1" / "ISIC_7.jpg").unlink()
     not_opened("ham10000", tmp_path, r"ISIC_7.jpg")
     (folder / "HAM10000_metadata.csv").write_text("a,b\n1,2")
-    not_opened("ham10000", tmp_path, r"needs columns lesion_id, image_id, dx")
+    not_opened("ham10000", tmp_path, r"no column lesion_id: it needs lesion_id,image_id,dx")
 
 
 def test_kagchest_keeps_patients_together(tmp_path):

@@ -11,6 +11,7 @@ from test_coverage import saved, trained, worst
 
 from pubsel.algorithms import roots
 from pubsel.cli import main
+from pubsel.data.embeddings import feature_rows
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import UNIT, weights_of
@@ -237,7 +238,7 @@ def test_rows_of_several_sets_come_in_the_order_asked_for():
     x = torch.arange(24.0).reshape(12, 2)
     parts = [pool.Features(x[:5]), pool.Features(x[5:6]), pool.Features(x[6:])]
     places = np.array([11, 0, 5, 4, 6, 3])
-    assert torch.equal(pool.feature_rows(parts, places), x[torch.from_numpy(places)])
+    assert torch.equal(feature_rows(parts, places), x[torch.from_numpy(places)])
     assert pool.sample_of(parts, stream("test", "sample")).shape == (12, 2)
 
 

@@ -8,9 +8,9 @@ counted: img_emb_2.npy comes before img_emb_10.npy.
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,8 +31,37 @@ AT_RANDOM = 2**8  # rows at random places before memory is given back: of each t
 Places = NDArray[np.int64]
 
 
+class Part(Protocol):
+    """One set of a pool: its public features, which need not fit in memory."""
+
+    @property
+    def n(self) -> int:
+        """Return how many examples there are."""
+        ...
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Return all features in order, at most BLOCK rows at a time, [b, d]."""
+        ...
+
+    def rows(self, places: Places) -> Tensor:
+        """Return the features of some examples, float32 [len(places), d]."""
+        ...
+
+
+def feature_rows(parts: Sequence[Part], places: Places) -> Tensor:
+    """Return features of examples of several sets in a row, float32 [len(places), d]."""
+    ends = np.cumsum([part.n for part in parts])
+    of = np.searchsorted(ends, places, side="right")
+    # part after part, since each of them lies on disk in one piece
+    starts = [end - part.n for part, end in zip(parts, ends, strict=True)]
+    part_after_part = torch.cat([part.rows(places[of == i] - starts[i]).float() for i, part in enumerate(parts)])
+    together = torch.empty_like(part_after_part)
+    together[torch.from_numpy(np.argsort(of, kind="stable"))] = part_after_part
+    return together
+
+
 class Shard(NamedTuple):
-    """One file, as a part of a pool (pubsel.selection.pool.Part)."""
+    """One file, as a part of a pool."""
 
     path: Path
     n: int
@@ -77,14 +106,7 @@ class Embeddings(NamedTuple):
 
     def rows(self, places: Places) -> Tensor:
         """Return some rows, float32 [len(places), d]."""
-        # each shard is opened once, whatever the order of the places
-        ends = np.cumsum([shard.n for shard in self.shards])
-        of = np.searchsorted(ends, places, side="right")
-        x = torch.empty(len(places), self.d)
-        for i in np.unique(of).tolist():
-            shard = self.shards[i]
-            x[torch.from_numpy(of == i)] = shard.rows(places[of == i] - (ends[i] - shard.n))
-        return x
+        return feature_rows(self.shards, places)
 
 
 def is_embeddings(name: str) -> bool:

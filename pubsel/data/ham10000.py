@@ -4,14 +4,12 @@
 <root>/HAM10000/**/<image_id>.jpg. There is no official test part with patients apart: a fixed fifth of the images is
 held out, disjoint by lesion."""
 
-import csv
 from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import TEST_FRACTION, listed_parts
+from pubsel.data.folders import TEST_FRACTION, listed_parts, rows_of
 from pubsel.data.splits import SEED, Listing, held_out, missing
-from pubsel.files import plain
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -42,12 +40,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:
     """Return the lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
-    text = plain(table).read_text(encoding="utf-8-sig")
-    separator = "\t" if "\t" in text.partition("\n")[0] else ","
-    rows = list(csv.DictReader(text.splitlines(), delimiter=separator))
+    rows = sorted(rows_of(table, ("lesion_id", "image_id", "dx"), "\t,"), key=lambda row: row["image_id"])
     try:
-        rows.sort(key=lambda row: row["image_id"])
         labels = [DIAGNOSES.index(row["dx"]) for row in rows]
-        return [row["lesion_id"] for row in rows], [row["image_id"] for row in rows], labels
-    except (KeyError, ValueError):
-        raise UserError(f"{table}: needs columns lesion_id, image_id, dx ({', '.join(DIAGNOSES)})") from None
+    except ValueError:
+        raise UserError(f"{table}: needs a column dx of {', '.join(DIAGNOSES)}") from None
+    return [row["lesion_id"] for row in rows], [row["image_id"] for row in rows], labels

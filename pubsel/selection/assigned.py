@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pubsel.data.embeddings import Embeddings, Shard
+from pubsel.data.embeddings import Embeddings, Part, Shard
 from pubsel.files import DAMAGE, ProgressLine, digest, file_digest, locked, reading, write_whole
 from pubsel.messages import UserError, cannot_write, say
 from pubsel.privacy.randomness import stream
 from pubsel.selection import pool
-from pubsel.selection.pool import Clusters, Part
+from pubsel.selection.pool import Clusters
 from pubsel.settings.identity import digest_of
 
 RULES = "1"  # changes with the rules of clustering

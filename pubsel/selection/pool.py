@@ -31,13 +31,14 @@ examples are of each set may be shown, since all of it follows from what is rele
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pubsel.data.embeddings import BLOCK, Part, feature_rows
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.lattice import discrete_laplace
@@ -51,27 +52,9 @@ MOST_CLUSTERS, EACH = 400, 20  # clusters; examples of the sample that each shou
 DIRECTIONS = 64
 FEWEST_OF_POOL = 40
 TYPICAL, MARGIN = 0.95, 1.1  # an example is in a cluster up to so many times the squared distance of 95 % of the pool's
-BLOCK = 2**14  # examples of the pool at a time
 NAME, NAME_ALONE = "discrete Laplace, permute-and-flip", "discrete Laplace"
 
 Array = NDArray[np.float64]
-
-
-class Part(Protocol):
-    """One set of a pool: its public features, which need not fit in memory."""
-
-    @property
-    def n(self) -> int:
-        """Return how many examples there are."""
-        ...
-
-    def blocks(self) -> Iterator[Tensor]:
-        """Return all features in order, at most BLOCK rows at a time, [b, d]."""
-        ...
-
-    def rows(self, places: NDArray[np.int64]) -> Tensor:
-        """Return the features of some examples, float32 [len(places), d]."""
-        ...
 
 
 class Features(NamedTuple):
@@ -91,20 +74,6 @@ class Features(NamedTuple):
     def rows(self, places: NDArray[np.int64]) -> Tensor:
         """Return the features of some examples."""
         return self.x[torch.from_numpy(places)]
-
-
-def feature_rows(parts: Sequence[Part], places: NDArray[np.int64]) -> Tensor:
-    """Return features of examples of several sets in a row, float32 [len(places), d]."""
-    ends = np.cumsum([part.n for part in parts])
-    of = np.searchsorted(ends, places, side="right")
-    # part after part, since each of them lies on disk in one piece
-    rows: list[Tensor] = []
-    for i, part in enumerate(parts):
-        rows.append(part.rows(places[of == i] - (ends[i] - part.n)).float())
-    part_after_part = torch.cat(rows)
-    together = torch.empty_like(part_after_part)
-    together[torch.from_numpy(np.argsort(of, kind="stable"))] = part_after_part
-    return together
 
 
 def sample_of(parts: Sequence[Part], random: np.random.Generator) -> Tensor:

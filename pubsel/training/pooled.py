@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pubsel.cell import Cell, Spending, units_of
 from pubsel.data import Split, Task
-from pubsel.data.embeddings import check_widths, is_embeddings, open_embeddings
+from pubsel.data.embeddings import Part, check_widths, feature_rows, is_embeddings, open_embeddings
 from pubsel.data.splits import NO_CLASS
 from pubsel.messages import UsageError, say
 from pubsel.privacy import accountant
@@ -26,7 +26,7 @@ class Pool(NamedTuple):
     """A pool for one run. sets: by name; needs_public: the algorithm cannot do without public data; m: how many
     examples are drawn at most; name: of the run, which names the random stream of the draw."""
 
-    sets: dict[str, pool.Part]
+    sets: dict[str, Part]
     clusters: Clusters
     nearest: NDArray[np.integer]  # the cluster of each example
     needs_public: bool
@@ -44,7 +44,7 @@ class Pool(NamedTuple):
         # images were read with the task; embeddings stay on disk
         on_disk = {name: is_embeddings(name) for name in inputs.pair.pool or []}
         held = iter(() if task.public is None else task.public.x.split(list(task.pool)))
-        sets: dict[str, pool.Part] = {}
+        sets: dict[str, Part] = {}
         for name in sorted(on_disk, key=on_disk.__getitem__):
             if not on_disk[name]:
                 sets[name] = pool.Features(next(held))
@@ -66,7 +66,7 @@ class Pool(NamedTuple):
     def features(self, noisy: list[float]) -> torch.Tensor | None:
         """Return the features of the examples that are drawn by a noisy histogram, [m, d]; None as for `places`."""
         places = self.places(noisy)
-        return None if places is None else pool.feature_rows(list(self.sets.values()), places)
+        return None if places is None else feature_rows(list(self.sets.values()), places)
 
     def many(self, noisy: list[float]) -> dict[str, int]:
         """Return how many examples of each set are drawn by a noisy histogram."""
