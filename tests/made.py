@@ -55,7 +55,8 @@ def secret(purpose: str, step: int) -> Any:
 
 
 def hurtful(d: int) -> torch.Tensor:
-    """Return rows of any content: tiny, huge, zero, sparse, at the edge of overflow, constant, not finite."""
+    """Return rows of any content: tiny, huge, zero, sparse, constant, at the edge of overflow in any column, not
+    finite; and of norms on both sides of any clip norm."""
     torch.manual_seed(1)
     scales = (1e-45, 1e-38, 1e-20, 1e-3, 1, 10, 1e3, 1e10, 1e17, 1e20, 1e30, 1e37)
     rows = [torch.randn(d) * scale for scale in scales]
@@ -63,7 +64,11 @@ def hurtful(d: int) -> torch.Tensor:
     for value in (math.nan, math.inf, -math.inf):
         rows += [torch.randn(d), torch.full((d,), value)]
         rows[-2][d // 2] = value
-    return torch.stack(rows)
+    rows += [torch.eye(d)[place] * value for place in (0, -1) for value in (1e17, 3e38)]
+    rows += [torch.full((d,), 0.001)]
+    rows[-1][512:] *= 3e38
+    sized = nn.functional.normalize(torch.randn(31, d)) * torch.logspace(-3, 3, 31)[:, None]
+    return torch.cat([torch.stack(rows), sized])
 
 
 def interrupted(*_: object, **__: object) -> None:

@@ -1,7 +1,5 @@
 """AdaDPS: its conditioner and a step written out, attacks on its sensitivity, and the labels that it needs."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError
 from pubsel.privacy.randomness import stream
 from pubsel.training.loop import noisy_mean
-from tests.made import build
+from tests.made import build, hurtful
 
 C, D, M = 4, 9, 30
 P = C * (D + 1)
@@ -87,15 +85,6 @@ def scales(p):
     return {"ordered": ordered, "mixed": mixed, "one": torch.ones(p), "huge": torch.full((p,), 1e12)}
 
 
-def attack_rows(p):
-    torch.manual_seed(1)
-    rows, extra = torch.randn(10, p) * torch.logspace(-35, 17, 10)[:, None], torch.zeros(7, p)
-    for row, (place, value) in enumerate([(0, 1e17), (-1, 1e17), (0, math.nan), (-1, math.inf)]):
-        extra[row, place] = value
-    extra[4], extra[5] = 3e38, 1e-38
-    return torch.cat([rows, extra, torch.ones(1, p)])
-
-
 @pytest.mark.parametrize("bound", [1e-12, 0.01, 1.0, 100.0])
 @pytest.mark.parametrize("scale", ["ordered", "mixed", "one", "huge"])
 def test_one_row_moves_the_sum_by_at_most_one(bound, scale):
@@ -103,7 +92,7 @@ def test_one_row_moves_the_sum_by_at_most_one(bound, scale):
     by = scales(p)[scale]
     others = torch.randn(12, p)
     without, reached = clipped_sum(DenseGradients(others.clone()), bound, by).double(), 0.0
-    for row in attack_rows(p).split(1):
+    for row in hurtful(p).split(1):
         alone = clipped_sum(DenseGradients(row.clone()), bound, by).double()
         assert torch.isfinite(alone).all()
         assert alone.norm() <= 1
@@ -129,7 +118,7 @@ def test_a_damping_that_could_divide_by_zero_is_refused(damping):
 def test_public_gradients_of_zero_leave_a_finite_step():
     v = view(torch.float32, Split(torch.zeros(5, D), torch.randint(C, (5,))))
     mechanism = build("adadps", damping=1e-12).mechanism(v, 0)
-    for row in attack_rows(P).split(1):
+    for row in hurtful(P).split(1):
         assert mechanism.clipped_sum(DenseGradients(row.clone())).norm() <= 1
 
 

@@ -17,7 +17,7 @@ from pubsel.models.small import linear
 from pubsel.privacy import accountant
 from pubsel.settings import CONF
 from pubsel.settings.methods import option
-from tests.made import build, secret
+from tests.made import build, hurtful, secret
 
 SMALL = {"k": 20, "rank": 45}  # of 40 public examples, and 64 features
 
@@ -51,23 +51,6 @@ def mechanism(name, dtype=torch.float32, m=40, **changes):
     return build(name, **(small(name) | changes)).mechanism(view(m, dtype), step=0)
 
 
-def attack_rows(p):
-    """Rows made to hurt: of norms on both sides of any clip norm, huge, tiny, zero, sparse, constant, at the edge of
-    overflow in any column, not finite."""
-    torch.manual_seed(1)
-    random = torch.randn(8, p) * torch.logspace(-8, 15, 8)[:, None]
-    sized = torch.nn.functional.normalize(torch.randn(31, p)) * torch.logspace(-3, 3, 31)[:, None]
-    spike, last = torch.zeros(2, p), torch.randn(1, p).sign()
-    spike[0, 3], spike[1, -1] = 1e17, 3e38
-    last[:, :-1] *= 0.001
-    last[:, 512:] *= 3e38
-    nan, inf = torch.randn(1, p), torch.randn(1, p)
-    nan[0, 5], inf[0, 7] = math.nan, -math.inf
-    return torch.cat(
-        [random, sized, spike, last, torch.zeros(1, p), torch.full((1, p), 3e38), torch.ones(1, p), nan, inf]
-    )
-
-
 def rows_near(basis, p):
     """Rows in the span of a basis, and at a small step t away from it: there |g|^2 - |w|^2 loses its digits."""
     torch.manual_seed(2)
@@ -91,7 +74,7 @@ def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, bound):
         clips["clip_residual"] = bound / 5
     mech = mechanism(name, **clips)
     batch = torch.randn(12, 650)
-    rows = attack_rows(650)
+    rows = hurtful(650)
     if "gep" in name:
         rows = torch.cat([rows, rows_near(build(name, k=20, **clips).basis(view(), 0), 650)])
     for row in rows.split(1):
@@ -107,7 +90,7 @@ def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, bound):
 def test_the_declared_sensitivity_is_reached(name):
     """A declared bound that no row comes near would waste noise, and the attack above could not fail."""
     mech = mechanism(name)
-    reached = max(mech.clipped_sum(DenseGradients(row.clone())).norm() for row in attack_rows(650).split(1))
+    reached = max(mech.clipped_sum(DenseGradients(row.clone())).norm() for row in hurtful(650).split(1))
     assert reached > 0.99 * mech.sensitivity
 
 
