@@ -122,10 +122,7 @@ def _made(
         _refuse(model, "checkpoint", "options", "mean", "std")
         net = _torchvision(model, model.architecture, channels, classes, read)
         if read:
-            import torchvision
-
-            preset = torchvision.models.get_model_weights(model.architecture).DEFAULT.transforms()
-            mean, std = tuple(preset.mean), tuple(preset.std)
+            mean, std = _torchvision_scale(model.architecture)
     else:
         net = _timm(model, model.architecture, channels, classes, data_root)
         if read:
@@ -207,6 +204,14 @@ def _torchvision(model: Model, name: str, channels: int, classes: int, read: boo
     else:
         net = torchvision.models.get_model(name, num_classes=classes)
     return _apart(net, model.norm, model.pretrained)
+
+
+def _torchvision_scale(name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and standard deviation that published weights were trained with."""
+    import torchvision
+
+    preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    return tuple(preset.mean), tuple(preset.std)
 
 
 def _apart(net: nn.Module, norm: Norm, with_weights: bool) -> nn.Module:
