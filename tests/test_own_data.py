@@ -117,7 +117,7 @@ def test_several_labels_an_image_are_measured_by_auc_alone(tmp_path: Path, metri
     path = npz(tmp_path / "several.npz", **several)
     assert data.load(pair(path), "", False).metric == "auc"
     assert data.load(pair(path, Metric.auc), "", False).metric == "auc"
-    not_loaded(pair(path, metric), "", rf"^pair.metric={metric.name}: an image of .* has several labels")
+    not_loaded(pair(path, metric), "", rf"^pair.metric={metric.name}: an example of .* has several labels")
 
 
 # How images are kept
