@@ -311,6 +311,18 @@ def test_a_folder_of_hugging_face_is_a_table(tmp_path):
         read(str(tmp_path / "texts"))
 
 
+def test_a_parquet_file_of_hugging_face_names_its_classes(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    about = {"info": {"features": {"label": {"names": ["no", "yes"], "_type": "ClassLabel"}}}}
+    whole = pyarrow.table({"a": list(range(60)), "label": [1, 0, 1] * 20})
+    pytest.importorskip("pyarrow.parquet").write_table(
+        whole.replace_schema_metadata({"huggingface": json.dumps(about)}), tmp_path / "t.parquet"
+    )
+    source = read(str(tmp_path / "t.parquet"))
+    assert source.names == ("no", "yes")
+    assert int(torch.cat([source.train.y, source.test.y]).sum()) == 40
+
+
 def test_large_rows_are_mapped_and_are_the_same(tmp_path, monkeypatch):
     x, y = np.random.RandomState(0).randn(300, 5).astype("float16"), np.arange(300) % 3
     np.save(tmp_path / "a.npy", x)

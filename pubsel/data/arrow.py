@@ -91,7 +91,7 @@ def names(table: Path) -> list[str]:
 
 def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
     """Return a table, with its lists of numbers as a column each, called NAME[0], NAME[1], ..., and the names of its
-    images. The numbers of classes that a folder names become these names, and a folder of parts has a column `split`.
+    images. The numbers of classes that `datasets` names become these names, and a folder of parts has a column `split`.
     as_they_are: columns whose lists stay lists. UserError if it cannot be read."""
     import pyarrow
 
@@ -108,12 +108,12 @@ def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
         whole = pyarrow.Table.from_batches(batches, _schema(files, others)).to_pandas()
         for name in pictures:
             whole[name] = [f"row {i + 1}" for i in range(sum(counts))]
+        about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
         if is_folder(table):
-            about = table / next(iter(parts)) / ABOUT_FILE
-            features = json.loads(about.read_text(encoding="utf-8")).get("features") or {}
-            for name, feature in features.items():
-                if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-                    whole[name] = whole[name].map(dict(enumerate(feature["names"])))
+            about = json.loads((table / next(iter(parts)) / ABOUT_FILE).read_text(encoding="utf-8"))
+        for name, feature in (about.get("features") or {}).items():
+            if name in whole and isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+                whole[name] = whole[name].map(dict(enumerate(feature["names"])))
         if "" not in parts:
             whole[PART] = np.repeat([*parts], counts)
 
