@@ -3,7 +3,9 @@
 The operating system's draws differ each time: what is tested of them fails by chance once in 1e9 runs.
 """
 
+import copy
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import torch
 from scipy import stats
 
 from pubsel.privacy import randomness
-from pubsel.privacy.randomness import Ahead, SystemEntropy, content, normal, secret, stream
+from pubsel.privacy.randomness import Ahead, SystemEntropy, content, normal, secret, stream, without_gaps
 from tests.synthetic import secret_named
 
 
@@ -46,16 +48,53 @@ def test_system_entropy_is_uniform_and_never_repeats():
     assert not np.array_equal(SystemEntropy().random(8), SystemEntropy().random(8))
 
 
-@pytest.mark.parametrize(("method", "each"), [("bytes", 1), ("random", 8), ("standard_normal", 64)])
-def test_all_of_a_secret_stream_is_fresh_entropy_of_the_operating_system(method, each, monkeypatch):
-    """Not a seed of some bytes, of which an attacker would try all."""
-    urandom, taken = os.urandom, list[int]()
-    monkeypatch.setattr(os, "urandom", lambda n: taken.append(n) or urandom(n))
-    source = secret_named(secure=True)("noise", 3)
-    for n in (1000, 1, 1000):
-        taken.clear()
-        getattr(source, method)(n)
-        assert sum(taken) >= each * n
+def keys(monkeypatch):
+    """What the operating system is asked for from now on."""
+    urandom, taken = os.urandom, list[bytes]()
+    monkeypatch.setattr(os, "urandom", lambda n: (taken.append(urandom(n)), taken[-1])[1])
+    return taken
+
+
+def in_a_fork(source):
+    """The bytes that a forked process draws from a source."""
+    mine, other = os.pipe()
+    if not (child := os.fork()):
+        os.write(other, source.bytes(64))
+        os._exit(0)
+    os.waitpid(child, 0)
+    return os.read(mine, 64)
+
+
+def test_no_two_streams_of_the_operating_system_share_a_key(monkeypatch):
+    """A new key of 256 bits and a counter for each purpose and step, for a copy, and after a fork."""
+    taken, secret = keys(monkeypatch), secret_named(secure=True)
+    sources = [secret("noise", 3), secret("noise", 3), secret("noise", 4), secret("sample", 3)]
+    drawn = [source.bytes(64) for source in sources]
+    again = [pickle.loads(pickle.dumps(sources[0])), copy.copy(sources[0]), copy.deepcopy(sources[0])]
+    drawn += [source.bytes(64) for source in again]
+    assert sorted(map(len, taken)) == [16] * 7 + [32] * 7
+    drawn += [in_a_fork(sources[0]), in_a_fork(sources[0]), sources[0].bytes(64)]
+    assert len(set(drawn)) == 10
+
+
+def test_the_stream_is_that_of_aes_256_in_counter_mode(monkeypatch):
+    """NIST SP 800-38A, F.5.5: the key stream is the ciphertext of zeros."""
+    given = {
+        32: "603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4",
+        16: "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff",
+    }
+    monkeypatch.setattr(os, "urandom", lambda n: bytes.fromhex(given[n]))
+    stream_of = "0bdf7df1591716335e9a8b15c860c502" + "5a6e699d536119065433863c8f657b94"
+    source = SystemEntropy()
+    assert (source.bytes(7) + source.bytes(25)).hex() == stream_of
+    first = int.from_bytes(bytes.fromhex(stream_of)[:8], "little")
+    assert SystemEntropy().random(1).tolist() == [(first >> 11) * 2.0**-53]
+
+
+def test_what_no_lattice_follows_is_the_sum_of_four(monkeypatch):
+    monkeypatch.setattr(SystemEntropy, "standard_normal", lambda self, n: np.arange(float(n)))
+    assert without_gaps(SystemEntropy(), 3).tolist() == [9, 11, 13]
+    assert np.array_equal(without_gaps(stream("a", "b"), 3), stream("a", "b").standard_normal(3))
 
 
 CHANGES = {  # all that decides a release, and another value of it

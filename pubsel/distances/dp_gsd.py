@@ -53,7 +53,7 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.lattice import noised
-from pubsel.privacy.randomness import Source, Sources, stream
+from pubsel.privacy.randomness import Source, Sources, stream, without_gaps
 from pubsel.privacy.sampling import poisson_sample
 from pubsel.settings.schema import setting
 
@@ -141,7 +141,7 @@ def vector_bingham(m: NDArray[np.float64], source: Source) -> NDArray[np.float64
         b = float(brentq(lambda b: float((1 / (b + 2 * beta)).sum()) - 1, 1, q))
 
     while True:
-        normals = np.asarray(source.standard_normal(PROPOSALS * q)).reshape(PROPOSALS, q)
+        normals = without_gaps(source, PROPOSALS * q).reshape(PROPOSALS, q)
         z = normals / np.sqrt(1 + 2 * beta / b)
         x = z / np.linalg.norm(z, axis=1, keepdims=True)
 

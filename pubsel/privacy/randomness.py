@@ -1,4 +1,4 @@
-"""Sources of random numbers: one independent stream per purpose and step, or the operating system's entropy.
+"""Sources of random numbers: one independent stream per purpose and step, seeded or keyed by the operating system.
 
 `stream` is for public draws. Secret ones (samples, noise, coins, labels of private examples) come from a `Secret`,
 which only `secret` makes.
@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,6 +24,8 @@ from pubsel.files import digest, in_parts
 from pubsel.messages import UserError
 
 HASHED = 2**20  # bytes of a tensor at a time
+KEY, COUNTER = 32, 16  # bytes that the operating system gives for each stream
+BLOCK = 2**14  # normal numbers at a time
 
 
 def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
@@ -47,29 +50,45 @@ def normal(source: Normals, n: int, device: torch.device) -> Tensor:
 
 
 class SystemEntropy:
-    """Uniform and normal numbers and bytes from os.urandom, with the methods of numpy's Generator that are needed.
+    """Uniform and normal numbers and bytes that nobody can repeat, with the methods of numpy's Generator that are
+    needed: the key stream of AES-256 in counter mode (NIST SP 800-38A), whose key and first counter os.urandom gives.
 
-    Normals are the sum of four over two, which hides the gaps that floating point leaves in a single one (Holohan and
-    Braghin 2021, arXiv:2107.10138).
+    Each source has a new key, which is gone with it: of the noise of one step nothing follows for that of another. A
+    process that is forked draws a new key, and so does a copy, or both would continue with the same numbers.
     """
 
     of_system = True
 
+    def __init__(self) -> None:
+        self._process = -1
+
+    def __reduce__(self) -> tuple[type["SystemEntropy"], tuple[()]]:
+        return SystemEntropy, ()
+
     def bytes(self, n: int) -> builtins.bytes:
         """Return n random bytes."""
-        return os.urandom(n)
+        if self._process != os.getpid():
+            key, counter = algorithms.AES(os.urandom(KEY)), modes.CTR(os.urandom(COUNTER))
+            self._process, self._stream = os.getpid(), Cipher(key, counter).encryptor()
+        return self._stream.update(builtins.bytes(n))
 
     def random(self, n: int) -> NDArray[np.float64]:
         """Return uniform numbers in [0, 1) on a grid of 2^-53, [n]."""
         # 53 bits: as many as a float64 in [0, 1) holds
-        bits = np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)
+        bits = np.frombuffer(self.bytes(8 * n), dtype=np.uint64) >> np.uint64(11)
         return bits.astype(np.float64) * 2.0**-53
 
     def standard_normal(self, n: int) -> NDArray[np.float64]:
-        """Return standard normal numbers, [n], by Box and Muller's transform."""
-        u, v = 1 - self.random(4 * n), self.random(4 * n)
-        four: NDArray[np.float64] = np.sqrt(-2 * np.log(u)) * np.cos(2 * np.pi * v)
-        return four.reshape(4, n).sum(0) / 2
+        """Return standard normal numbers, [n], by Box and Muller's transform. A release rounds them to a lattice
+        (`lattice.noised`), or takes them `without_gaps`."""
+        normals = np.empty(n)
+        for first in range(0, n, BLOCK):  # what is computed stays in the cache
+            part = normals[first : first + BLOCK]
+            half = (len(part) + 1) // 2
+            radius, angle = np.sqrt(-2 * np.log(1 - self.random(half))), 2 * np.pi * self.random(half)
+            part[:half] = radius * np.cos(angle)
+            part[half:] = (radius * np.sin(angle))[: len(part) - half]
+        return normals
 
 
 Source = np.random.Generator | SystemEntropy
@@ -106,6 +125,16 @@ class Ahead:
 def of_system(source: Normals) -> bool:
     """Return whether numbers come from the operating system, so that nobody can repeat them."""
     return bool(getattr(source, "of_system", False))
+
+
+def without_gaps(source: Source, n: int) -> NDArray[np.float64]:
+    """Return standard normal numbers, [n], for what no lattice follows: of the operating system the sum of four over
+    two, which hides the gaps that floating point leaves in a single one (Holohan and Braghin 2021,
+    arXiv:2107.10138)."""
+    if not of_system(source):
+        return source.standard_normal(n)
+    four: NDArray[np.float64] = source.standard_normal(4 * n).reshape(4, n)
+    return four.sum(0) / 2
 
 
 def below(n: int, source: Source) -> int:
