@@ -22,6 +22,7 @@ CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
 GPU_SHARE = 8  # G of a pass takes at most this part of a GPU's memory
 CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
 CPU_FEWEST, CPU_MOST_ENTRIES = 16, 2**27  # examples per pass of a large network, if their G has at most 512 MiB
+NORM_ROWS = 512  # whose last numbers are converted to float64 at once, 2 MiB
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 PRODUCT_BLOCK = 2**14
 SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 2 MiB
@@ -163,11 +164,11 @@ def row_norms(rows: Tensor) -> Tensor:
     """
     # float32 within a block, float64 over the blocks: a float64 copy of all rows would be as large again
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
-    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1).double().square()
-    if not whole:
-        return rest.sqrt()
-    blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK))  # [n, p / 512, 512]
-    return (torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1) + rest).sqrt()
+    # the rest of a few rows at a time: what is converted stays in the cache
+    rest = [part.double().square().sum(1) for part in rows[:, whole:].split(NORM_ROWS)]
+    blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)) if whole else rows[:, :0, None]  # [n, p / 512, 512]
+    body = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
+    return (body + torch.cat(rest)).sqrt()
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
