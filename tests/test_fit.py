@@ -300,6 +300,7 @@ SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/ca
         (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
         (["private=./flat"], "private=./flat: one class only"),
         (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
+        (["delta=0.1", "dry=true"], "pubsel: delta=0.1 is above 1/n = 0.002"),
         (["epsilon=0"], "epsilon=0.0: must be greater than 0"),
         (["choice=1"], "choice=1.0: must be less than 1"),
     ],

@@ -74,6 +74,8 @@ def run(settings: FitConfig) -> str:
             onnx.check_installed()
 
         task = planned(settings)
+        for units in filter(None, (task.units, task.held_out_units)):
+            accountant.check_delta(settings.delta, units, permitted=False, key="delta")
         publics = _publics(settings, task)
         budget = divided(settings)
         features = settings.features or features_for(task, settings, budget)
