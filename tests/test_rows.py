@@ -306,6 +306,12 @@ def test_a_folder_of_hugging_face_is_a_table(tmp_path):
         read(str(saved(tmp_path / "null", frame, ["embedding"])))
     texts = frame.drop(columns="embedding").assign(text=["a small text", "another", "yes"] * 20)
     assert read(str(saved(tmp_path / "texts", texts, classes=["no", "yes"]))).texts.column == "text"
+    state = tmp_path / "one" / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"_indices_data_files": [{"filename": "i.arrow"}]}))
+    with pytest.raises(
+        UserError, match="one: a selection of rows that an old version of datasets saved: save it again"
+    ):
+        read(str(tmp_path / "one"))
     (tmp_path / "texts" / "data-00001-of-00002.arrow").write_bytes(b"cut")
     with pytest.raises(UserError, match="texts cannot be read"):
         read(str(tmp_path / "texts"))

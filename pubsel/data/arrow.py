@@ -149,6 +149,10 @@ def _parts(table: Path) -> dict[str, list[Path]]:
         parts = json.loads((table / PARTS_FILE).read_text(encoding="utf-8"))["splits"]
         return {part: _parts(table / part)[""] for part in parts}
     state = json.loads((table / STATE_FILE).read_text(encoding="utf-8"))
+    if state.get("_indices_data_files"):  # its files have more rows than it
+        raise UserError(
+            f"{table}: a selection of rows that an old version of datasets saved: save it again by a new one"
+        )
     return {"": [plain(table / file["filename"]) for file in state["_data_files"]]}
 
 
