@@ -28,11 +28,11 @@ SEVERAL = (
 class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A linear classifier with differential privacy, which has nothing to set but the guarantee (`pubsel.fit`).
 
-    epsilon, delta: the guarantee for one row or text, or for one of `groups` with all of its. public: other rows with
-    the same columns, or texts, (X, y) or X alone, or a list of these, one of which is chosen privately. bounds: [least,
-    most] of all numbers, if these are public. scale: auto brings columns to one scale by a part of epsilon; none is for
-    features of an encoder. public_labels: given if y of the public rows means the same. results: the folder with the
-    ledger.
+    epsilon, delta: the guarantee for one row or text, or for one of `groups` with all its rows. public: other rows with
+    the same columns, or other texts, (X, y) or X alone, or a list of these, one of which is chosen privately. bounds:
+    [least, most] of all numbers, if these are public. scale: auto brings columns to one scale by a part of epsilon;
+    none is for features of an encoder. public_labels: given if y of the public rows means the same. results: the folder
+    with the ledger.
     A model that was fitted has `release_` (`Release`), which may be given away, and `classes_`.
     """
 

@@ -329,6 +329,16 @@ def test_a_parquet_file_of_hugging_face_names_its_classes(tmp_path):
     assert int(torch.cat([source.train.y, source.test.y]).sum()) == 40
 
 
+def test_rows_that_the_disk_has_no_room_for_are_an_error(monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "AT_ONCE", 100)
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(UserError, match=r"cannot write .* which TMPDIR names: "):
+        files.gathered(torch.randn(300, 5).split(10), 300)
+
+
 def test_large_rows_are_mapped_and_are_the_same(tmp_path, monkeypatch):
     x, y = np.random.RandomState(0).randn(300, 5).astype("float16"), np.arange(300) % 3
     np.save(tmp_path / "a.npy", x)

@@ -120,9 +120,13 @@ def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
         # a table of numbers is as large as memory may be, and is mapped
         wide = list[pd.DataFrame]()
         for name in lists:
-            values = gathered(_lists(table, files, name), sum(counts)).numpy()
-            wide.append(pd.DataFrame(values, columns=[f"{name}[{i}]" for i in range(values.shape[1])]))
+            wide.append(as_columns(name, gathered(_lists(table, files, name), sum(counts)).numpy()))
     return pd.concat([whole, *wide], axis=1)
+
+
+def as_columns(name: str, lists: np.ndarray) -> pd.DataFrame:
+    """Return lists of numbers [n, d] as d columns, by the names that a model of these takes them by."""
+    return pd.DataFrame(lists, columns=[f"{name}[{i}]" for i in range(lists.shape[1])])
 
 
 def _lists(table: Path, files: Sequence[Path], name: str) -> Iterator[Tensor]:

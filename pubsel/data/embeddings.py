@@ -49,15 +49,15 @@ class Part(Protocol):
 
 
 def feature_rows(parts: Sequence[Part], places: Places) -> Tensor:
-    """Return features of examples of several sets in a row, float32 [len(places), d]."""
+    """Return features of examples of several sets, whose rows are numbered through, float32 [len(places), d]."""
     ends = np.cumsum([part.n for part in parts])
     of = np.searchsorted(ends, places, side="right")
-    # part after part, since each of them lies on disk in one piece
+    # each file is opened once, whatever the order of the places
     starts = [end - part.n for part, end in zip(parts, ends, strict=True)]
-    part_after_part = torch.cat([part.rows(places[of == i] - starts[i]).float() for i, part in enumerate(parts)])
-    together = torch.empty_like(part_after_part)
-    together[torch.from_numpy(np.argsort(of, kind="stable"))] = part_after_part
-    return together
+    by_part = torch.cat([part.rows(places[of == i] - starts[i]).float() for i, part in enumerate(parts)])
+    features = torch.empty_like(by_part)
+    features[torch.from_numpy(np.argsort(of, kind="stable"))] = by_part
+    return features
 
 
 class Shard(NamedTuple):

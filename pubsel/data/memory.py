@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pubsel.data.arrow import as_columns
 from pubsel.data.findings import first_of
 from pubsel.data.images import MOST, SUFFIXES
 from pubsel.files import AT_ONCE, digest, gathered
@@ -131,8 +132,7 @@ def _spread(frame: pd.DataFrame) -> pd.DataFrame:
             values = np.stack(frame[name].to_list()).astype(np.float32)
         except (ValueError, TypeError):
             raise UsageError(f"x: lists in column {name} are not of equal length, or no numbers") from None
-        each = pd.DataFrame(values, columns=[f"{name}[{i}]" for i in range(values.shape[1])])
-        frame = pd.concat([frame.drop(columns=name), each], axis=1)
+        frame = pd.concat([frame.drop(columns=name), as_columns(name, values)], axis=1)
     return frame
 
 
