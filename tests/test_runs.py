@@ -87,7 +87,7 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     path.write_text(json.dumps(record))
     code, out, _ = cli("runs", "state=stale")
     assert (code, names(out)) == (0, [name])
-    why = "made by version 0 of what decides numbers, this is version 1: install pubsel "
+    why = "made by version 0 of what decides numbers, this is version 1.1: install pubsel "
     assert why in cli("runs", "show", name)[1]
     err = failed(cli, "run", f"replay={name}")
     assert err.startswith(f"pubsel: replay={name}: {why}")

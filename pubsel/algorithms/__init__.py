@@ -306,9 +306,10 @@ class Algorithm:
 
 
 def sum_of_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
-    """Return weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. A sum in float64:
-    with rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`."""
-    total = gradients.combine(weights)
+    """Return weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. Summed so that
+    with rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`: in float64, or
+    by slots if the gradients have these."""
+    total = gradients.combine(weights, gradients.slots if columns is None else None)
     return total if columns is None else total * columns
 
 

@@ -1,8 +1,8 @@
 """`pubsel run replay=PATH`: repeat a record in a temporary folder, and report whether its numbers came out the same.
 
 Where sums are rounded as when the record was made, the weights have to be the same bit for bit, and numbers to
-`ROUNDED`. On other hardware the weights are not compared, and numbers to `ELSEWHERE`. Sentences, such as notes and what
-a guarantee does not cover, are never compared.
+`ROUNDED`. On other hardware, or by a program that rounds sums otherwise, the weights are not compared, and numbers to
+`ELSEWHERE`. Sentences, such as notes and what a guarantee does not cover, are never compared.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def repeat(name: str, requested: RunConfig) -> tuple[bool, str]:
 
     # figures decide; circumstances may explain them
     here = Streams.of(again, "", choose_device(again.device), new["processes"]).place
-    figures, around = changes(record, new, place == here)
+    figures, around = changes(record, new, place == here and record.get("numbers") == records.NUMBERS)
     came_out = "the same, bit for bit"
     if new["weights"] != record["weights"]:
         came_out = f"the same to {ELSEWHERE:g}, where sums are rounded otherwise"

@@ -13,14 +13,17 @@ from pubsel.gradients.matrix import (
     DenseGradients,
     GradientMatrix,
     PerExampleGradients,
+    Slots,
+    add_products,
+    entries_at_once,
     examples_at_once,
     row_norms,
+    squared_norms,
     weighted_sum,
 )
 from pubsel.gradients.per_example import Factors, by_layers, wide_layers
 
 SLACK = 2**-40  # far above the rounding of float64 sums, far below what changes a result
-FACTOR_ENTRIES = 2**18  # of a layer's inputs that are converted to float64 at once, 2 MiB
 
 
 class KeptInputs(NamedTuple):
@@ -41,25 +44,22 @@ class KeptInputs(NamedTuple):
         positions is off by 2^-53 t sum_t |a_t| |e_t|, is off by less than 1e-8 once it is clipped to norm 1.
         """
         bias = 0.0 if self.bias is None else 1.0
-        t = self.a.shape[1]
+        if self.a.shape[1] == 1:
+            return (squared_norms(self.a.squeeze(1)) + bias) * squared_norms(self.e.squeeze(1))
         a, e = self.a.double(), self.e.double()
         terms = (a.square().sum(2) + bias) * e.square().sum(2)  # [n, t]
-        if t == 1:
-            return terms.squeeze(1)
         # the squared norm of a sum of outer products needs only products of inputs and of errors
         whole = ((a @ a.mT + bias) * (e @ e.mT)).sum((1, 2)).clamp(min=0)
         return whole + SLACK * terms.sqrt().sum(1).square()
 
-    def add_sum(self, total: Tensor, weights: Tensor) -> None:
-        """Add the layer's columns of G^T weights, weights float64 [n], to total, float64 [p], in float64."""
-        b, a = self.e.shape[2], self.a.shape[2]
-        sums = total[self.weight].view(b, a)
-        at_once = max(1, FACTOR_ENTRIES // max(1, self.a[:1].numel())) if not self.a.is_cuda else len(self.a)
-        for inputs, errors, factors in zip(*(part.split(at_once) for part in (self.a, self.e, weights)), strict=True):
-            weighted = (errors.double() * factors[:, None, None]).flatten(0, 1)  # [n' t, b]
-            sums.addmm_(weighted.T, inputs.double().flatten(0, 1))
-            if self.bias is not None:
-                total[self.bias] += weighted.sum(0)
+    def add_sum(self, total: Tensor, weights: Tensor, slots: Slots | None) -> None:
+        """Add the layer's columns of G^T weights, weights float64 [n], to total, float64 [p]: of one position as
+        `add_products` does, of several in float64."""
+        t, b, a = self.a.shape[1], self.e.shape[2], self.a.shape[2]
+        e, every = self.e.flatten(0, 1), weights.repeat_interleave(t)  # [n t, b], [n t]
+        add_products(total[self.weight].view(b, a), e, every, self.a.flatten(0, 1), slots if t == 1 else None)
+        if self.bias is not None:
+            total[self.bias].addmv_(e.T.double(), every)
 
     def write(self, rows: Tensor) -> None:
         """Write the layer's columns of G into rows [n, p]."""
@@ -115,7 +115,7 @@ class LayeredGradients(DenseGradients):
     def __len__(self) -> int:
         return len(self.narrow)
 
-    def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
+    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor:  # [p] or [p, k]
         # several sums at once are rare, and faster with all columns at hand
         if weights.dim() == 2:
             return super().combine(weights)
@@ -124,7 +124,7 @@ class LayeredGradients(DenseGradients):
         for columns, part in zip(self.columns, parts, strict=True):
             total[columns] = part
         for layer in self.kept:
-            layer.add_sum(total, weights.double())
+            layer.add_sum(total, weights.double(), slots)
         return total
 
 
@@ -141,14 +141,24 @@ class BookKeeping(PerExampleGradients):
             self._wide = wide_layers(self.model, x, list(self.offsets)) if known else {}
         return self._wide
 
+    def numbers(self) -> int:
+        """Return how many numbers an example leaves."""
+        assert self._wide is not None
+        columns = [part for name, part in self.offsets.items() if name.rpartition(".")[0] not in self._wide]
+        return sum(part.stop - part.start for part in columns) + sum(self._wide.values())
+
     def chunk(self, x: Tensor) -> int:
         """Return how many examples of x [n, ...] a pass takes."""
         if self._given or not self._wide:
             return super().chunk(x)
         # factors take far less memory than gradients, so a pass can take more examples
-        columns = [part for name, part in self.offsets.items() if name.rpartition(".")[0] not in self._wide]
-        size = sum(part.stop - part.start for part in columns) + sum(self._wide.values())
-        return examples_at_once(size, x, next(self.model.parameters()).device)
+        return examples_at_once(self.numbers(), x, next(self.model.parameters()).device)
+
+    def most(self, x: Tensor) -> int:
+        """Return the examples of x [n, ...] per block: what several passes keep is summed at once."""
+        if self._given or not self._wide:
+            return self.chunk(x)
+        return max(self.chunk(x), entries_at_once(next(self.model.parameters()).device) // self.numbers())
 
     def blocks(  # type: ignore[override] # of another kind than those of PerExampleGradients
         self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
@@ -158,7 +168,7 @@ class BookKeeping(PerExampleGradients):
             yield from super().blocks(x, y, rows, dtype)
             return
         chunk = self.chunk(x)
-        rows = -(-rows // chunk) * chunk
+        rows = max(-(-rows // chunk), self.most(x) // chunk) * chunk
         for xs, ys in zip(x.split(rows), y.split(rows), strict=True):
             yield self._layered(xs, ys, dtype or next(self.model.parameters()).dtype)
 

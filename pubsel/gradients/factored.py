@@ -9,20 +9,22 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from pubsel.gradients.matrix import LARGEST, Basis, row_norms
+from pubsel.gradients.matrix import LARGEST, Basis, Slots, add_products, squared_norms
 
 BLOCK = 2**16  # examples at once; memory is BLOCK x C, and for conditioned norms BLOCK x d in float64
-SUM_ENTRIES = 2**18  # numbers of X in float64 at once, 2 MiB
-TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
 
 
 class FactoredGradients:
     """G [n, p] with rows (outer(r_i, x_i), r_i), p = C d, and C more for a bias. Rows that are not finite, or have a
     norm of LARGEST or more, or such a factor r_i or x_i, count as zero rows."""
 
-    def __init__(self, r: Tensor, x: Tensor, bias: bool, losses: Tensor | None = None):  # [n, C], [n, d], [n]
+    slots: Slots | None = None
+
+    def __init__(
+        self, r: Tensor, x: Tensor, bias: bool, losses: Tensor | None = None, features: Tensor | None = None
+    ):  # [n, C], [n, d], [n]; features: float64 [n], squared_norms(x), if they are known
         # the norm of an outer product is the product of two norms, so no row is written out
-        squares = [r.double().square().sum(1), row_norms(x).square() + TINY * x.shape[1]]  # [n], float64
+        squares = [r.double().square().sum(1), squared_norms(x) if features is None else features]
         norms = (squares[0] * (squares[1] + bias)).sqrt()
         broken = ~(torch.stack([norms, *(s.sqrt() for s in squares)]).amax(0) < LARGEST)
         if r.is_cuda or broken.any():  # a GPU would have to be waited for
@@ -41,22 +43,16 @@ class FactoredGradients:
     def row_norms(self) -> Tensor:  # [n]
         return self._norms
 
-    def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
-        if weights.dim() == 1:
-            return self._sum(weights)
-        size = self.r.shape[1] * (self.x.shape[1] + self.bias)
-        return torch.cat([self._columns(c).T @ weights for c in self._pieces(slice(0, size))])
-
-    def _sum(self, weights: Tensor) -> Tensor:
-        """Return G^T weights [p], in float64 as in `gradients.weighted_sum`: R^T diag(weights) X, and the bias's
-        part."""
-        # the weights go into the narrow factor, which has as many columns as there are classes
-        weighted = (self.r.double() * weights.double()[:, None]).T  # [C, n]
-        total = weighted.new_zeros(len(weighted), self.x.shape[1])
-        rows = len(self) if self.x.is_cuda else max(1, SUM_ENTRIES // max(1, self.x.shape[1]))
-        for r, x in zip(weighted.split(rows, 1), self.x.split(rows), strict=True):  # x in float64 fits in the cache
-            total.addmm_(r, x.double())
-        return torch.cat([total.flatten(), weighted.sum(1)]) if self.bias else total.flatten()
+    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor:  # [p] or [p, k]
+        c, d = self.r.shape[1], self.x.shape[1]
+        if weights.dim() == 2:
+            return torch.cat([self._columns(part).T @ weights for part in self._pieces(slice(0, c * (d + self.bias)))])
+        # R^T diag(weights) X, and R^T weights for the bias
+        total = torch.zeros(c * (d + self.bias), dtype=torch.float64, device=self.x.device)
+        add_products(total[: c * d].view(c, d), self.r, weights.double(), self.x, slots)
+        if self.bias:
+            torch.mv(self.r.T.double(), weights.double(), out=total[c * d :])
+        return total
 
     def project(self, basis: Basis) -> Tensor:  # [n, k]
         return torch.cat([self._product(s, b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
@@ -146,9 +142,19 @@ class LinearGradients:
             if len(xs):
                 yield self.matrix(xs, ys, dtype)
 
+    def squares(self, x: Tensor) -> Tensor:
+        """Return the squared norms of features x [n, d], as `matrix` takes them, float64 [n]."""
+        parts = x.split(BLOCK)
+        return torch.cat(
+            [squared_norms(part[:, : self.model.in_features].to(self.model.weight.dtype)) for part in parts]
+        )
+
     @torch.no_grad()
-    def matrix(self, x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> FactoredGradients:
-        """Return G for x [n, d], y [n] or [n, labels], in the precision of the model, or `dtype`."""
+    def matrix(
+        self, x: Tensor, y: Tensor, dtype: torch.dtype | None = None, squares: Tensor | None = None
+    ) -> FactoredGradients:
+        """Return G for x [n, d], y [n] or [n, labels], in the precision of the model, or `dtype`. squares: those of
+        x, if they are known."""
         dtype = dtype or self.model.weight.dtype
         d, bias = self.model.in_features, self.model.bias
         x, offset = x.to(dtype).split([d, x.shape[1] - d], dim=1)
@@ -167,4 +173,4 @@ class LinearGradients:
             true = log_p.gather(0, y[None])  # [1, n]
             losses = -true.squeeze(0)
             r = log_p.exp_().scatter_(0, y[None], true.expm1())
-        return FactoredGradients(r.T, x, bias is not None, losses)
+        return FactoredGradients(r.T, x, bias is not None, losses, squares)

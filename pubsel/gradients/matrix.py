@@ -13,20 +13,37 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from pubsel.gradients.per_example import by_layers, by_vmap, why_vmap
+from pubsel.gradients.per_example import GPU_PATCHES, by_layers, by_vmap, why_vmap
 from pubsel.messages import say
 
 LARGEST = 1e18  # norm of a row that counts; products with a larger one could overflow float32
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
 GPU_SHARE = 8  # G of a pass takes at most this part of a GPU's memory
 CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
-CPU_FEWEST, CPU_MOST_ENTRIES = 16, 2**27  # examples per pass of a large network, if their G has at most 512 MiB
+CPU_LARGE = (64, 2**26), (16, 2**27)  # examples per pass of a large network, if their G has at most so many numbers
 NORM_ROWS = 512  # whose last numbers are converted to float64 at once, 2 MiB
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 PRODUCT_BLOCK = 2**14
+SUM_ENTRIES = 2**18  # numbers in float64 at once, 2 MiB
 SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 2 MiB
+SLOT = 64  # rows that float32 adds up, at most
+TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
+LINE = 64  # bytes of a cache line
+TOTAL_ENTRIES = 2**17  # of a sum that slots are added to at once
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
+
+
+class Slots(NamedTuple):
+    """The rows of a block of G by their slots (slots.py). order: brings the rows of each slot together, None if they
+    are; sizes: how many rows each slot then has, at most SLOT, which are added up in float32; all others follow."""
+
+    sizes: list[int]
+    order: Tensor | None = None
+
+    def in_order(self, rows: Tensor) -> Tensor:  # [n, ...] -> [n, ...]
+        return rows if self.order is None else rows.index_select(0, self.order.to(rows.device))
 
 
 class Basis(NamedTuple):
@@ -48,7 +65,10 @@ class Basis(NamedTuple):
 
 
 class GradientMatrix(Protocol):
-    """G [n, p] as algorithms and distances need it, whether or not it is ever held."""
+    """G [n, p] as algorithms and distances need it, whether or not it is ever held. slots: of its rows, if sums over
+    private rows may use them."""
+
+    slots: Slots | None
 
     @property
     def losses(self) -> Tensor | None: ...  # [n]
@@ -57,7 +77,8 @@ class GradientMatrix(Protocol):
     def __len__(self) -> int: ...
     def row_norms(self) -> Tensor: ...  # [n]
     def project(self, basis: Basis) -> Tensor: ...  # [p, k] -> G B, [n, k]
-    def combine(self, weights: Tensor) -> Tensor: ...  # G^T weights: [n] -> float64 [p]; [n, k] -> [p, k], as G is
+    # G^T weights: [n] -> float64 [p], with slots in float32 within each; [n, k] -> [p, k], as G is
+    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor: ...
     def gram(self) -> Tensor: ...  # G G^T, [n, n]
     def written_out(self, chosen: Tensor | None = None) -> Tensor: ...  # bool [n] -> those rows, [n', p]; None: all
     def scaled_norms(self, scale: Tensor) -> Tensor: ...  # [p] -> norms of the rows of G diag(scale), [n]
@@ -67,6 +88,8 @@ class GradientMatrix(Protocol):
 
 class DenseGradients:
     """G held as an array. Rows that are not finite, or have a norm of LARGEST or more, count as zero rows."""
+
+    slots: Slots | None = None
 
     def __init__(self, rows: Tensor, losses: Tensor | None = None):  # [n, p], [n]
         self.rows = rows
@@ -92,7 +115,7 @@ class DenseGradients:
     def project(self, basis: Basis) -> Tensor:  # [n, k]
         return torch.cat([product(self.rows[:, s], b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
 
-    def combine(self, weights: Tensor) -> Tensor:  # [p] or [p, k]
+    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor:  # [p] or [p, k]
         return weighted_sum(self.rows, weights) if weights.dim() == 1 else self.rows.T @ weights
 
     def written_out(self, chosen: Tensor | None = None) -> Tensor:  # [n', p]
@@ -125,12 +148,66 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     move a sum by far more than its norm, since it changes how the others are rounded.
     """
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    at_once, width = SUM_BLOCK if not rows.is_cuda else (GPU_CHUNK, rows.shape[1])
+    at_once, width = SUM_BLOCK if not rows.is_cuda else (GPU_CHUNK, max(1, rows.shape[1]))
+    at_once = max(at_once, SUM_ENTRIES // max(1, rows.shape[1]))
     # what is converted stays in the cache until it is added
     for columns, part in zip(total.split(width), rows.split(width, 1), strict=True):
         for some, factors in zip(part.split(at_once), weights.double().split(at_once), strict=True):
             columns.addmv_(some.double().T, factors)
     return total
+
+
+def add_products(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slots: Slots | None = None) -> None:
+    """Add sum_i weights_i outer(left_i, right_i) to total, float64 [C, d], for left [n, C], float64 weights [n] and
+    right [n, d]: in float64, but for the rows of each slot, which float32 adds up."""
+    if slots is not None and right.dtype == torch.float32:
+        add_slots = _add_slots_at_once if right.is_cuda else _add_slots
+        add_slots(total, left, weights, right, slots)
+        end = sum(slots.sizes)
+        others = slice(end, None) if slots.order is None else slots.order[end:]
+        left, weights, right = left[others], weights[others], right[others]
+
+    # what is converted stays in the cache until it is added
+    rows = len(right) if right.is_cuda else SUM_ENTRIES // max(1, right.shape[1])
+    for some, factors, part in zip(*(each.split(max(1, rows)) for each in (left, weights, right)), strict=True):
+        total.addmm_((some.double() * factors[:, None]).T, part.double())
+
+
+def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slots: Slots) -> None:
+    """Add to total, float64 [C, d], the float32 sum of weights_i outer(left_i, right_i) of each slot."""
+    # The sum of a slot must not be rounded by where its rows are: products of the same shape, on memory that begins at
+    # the same place of a cache line.
+    end, order = sum(slots.sizes), slots.order
+    narrow = on_lines(slots.in_order((left.double() * weights[:, None]).float())[:end])
+    parts = right[:end].split(slots.sizes) if order is None else [right] * len(slots.sizes)
+    places = [None] * len(slots.sizes) if order is None else order[:end].split(slots.sizes)
+    is_aligned = (right.data_ptr() | right.stride(0) * right.element_size()) % LINE == 0
+
+    at_once = max(1, TOTAL_ENTRIES // max(1, right.shape[1]))
+    for rows, columns in zip(total.split(at_once), narrow.split(at_once, 1), strict=True):
+        summed, exact = right.new_empty(rows.shape), torch.empty_like(rows)
+        for some, part, chosen in zip(columns.split(slots.sizes), parts, places, strict=True):
+            part = part.index_select(0, chosen) if chosen is not None else part if is_aligned else part.clone()
+            rows += exact.copy_(torch.mm(some.T, part, out=summed))
+
+
+def _add_slots_at_once(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slots: Slots) -> None:
+    """Add the same on a GPU, many slots at once, each filled up to SLOT rows with zeros: all products have the same
+    shape."""
+    end = sum(slots.sizes)
+    parts = (slots.in_order(part)[:end] for part in ((left.double() * weights[:, None]).float(), right))
+    narrow, rows = (torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in parts)
+    each = [*torch.arange(end).split(slots.sizes), torch.zeros(SLOT, dtype=torch.int64)]
+    padded = pad_sequence(each, batch_first=True, padding_value=end)[:-1].to(right.device)  # [slots, SLOT]
+    for places in padded.split(max(1, GPU_PATCHES // (SLOT * right.shape[1] + total.numel()))):
+        total += torch.bmm(narrow[places].mT, rows[places]).sum(0, dtype=torch.float64)
+
+
+def on_lines(rows: Tensor) -> Tensor:
+    """Return a copy of rows [n, d] each of which begins a cache line."""
+    width = rows.shape[1]
+    whole = LINE // rows.element_size()
+    return rows.new_empty(len(rows), -(-width // whole) * whole)[:, :width].copy_(rows)
 
 
 def product(rows: Tensor, b: Tensor) -> Tensor:
@@ -169,6 +246,11 @@ def row_norms(rows: Tensor) -> Tensor:
     blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)) if whole else rows[:, :0, None]  # [n, p / 512, 512]
     body = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
     return (body + torch.cat(rest)).sqrt()
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Return the squared norms of rows [n, d], float64 [n], read high by what vanishes of them in float32."""
+    return row_norms(rows).square() + TINY * rows.shape[1]
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
@@ -219,7 +301,7 @@ def examples_at_once(size: int, x: Tensor, device: torch.device) -> int:
     fits, most = entries_at_once(device) // max(1, size), GPU_CHUNK
     if device.type == "cpu":
         # gradients of a large network fit in no cache anyway, and its layers are slow on a few examples
-        fits = max(fits, min(CPU_FEWEST, CPU_MOST_ENTRIES // max(1, size)))
+        fits = max(fits, *(min(few, entries // max(1, size)) for few, entries in CPU_LARGE))
         fits, most = min(fits, CPU_PIXELS // max(1, x[:1].numel())), CPU_CHUNK
     return min(most, max(8, fits))
 
@@ -273,6 +355,10 @@ class PerExampleGradients:
         if self._given:
             return self._given
         return examples_at_once(self.size, x, next(self.model.parameters()).device)
+
+    def most(self, x: Tensor) -> int:
+        """Return the examples of x [n, ...] per block, unless more are asked for."""
+        return self.chunk(x)
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
         """Yield G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.

@@ -227,7 +227,7 @@ def _versions(table: Table) -> list[str]:
     """Return lines on the versions of the code that made the numbers, if there are several or earlier ones."""
     # numbers of an earlier program are comparable, but not repeated bit for bit
     lines, runs = [], table.records()
-    if earlier := sum(record.get("numbers", 0) != NUMBERS for record in runs):
+    if earlier := sum(int(record.get("numbers", 0)) != int(NUMBERS) for record in runs):
         lines.append(
             f"Of {len(runs)} runs, {earlier} are of an earlier version of what decides numbers: this program does not "
             "repeat them bit for bit."

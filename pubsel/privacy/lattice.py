@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pubsel.privacy.randomness import Normals, Source, below, normal, of_system
 
+DRAWN = 2**17  # normal numbers at a time, 1 MiB
 FINEST = 2.0**-16  # of a sensitivity: the most by which rounding to the lattice moves the difference of two sums
 
 
@@ -86,10 +87,12 @@ def noised(total: Tensor, scale: float, sensitivity: float, source: Normals) -> 
     Seeded noise is added unchanged, so that its records can be repeated. Its guarantee is against people who cannot
     compute the noise; the float32 of each weight hides the last digits of a float64.
     """
-    noise = normal(source, len(total), total.device)
-    if not of_system(source):
-        return total.add_(noise, alpha=scale)
-
+    # what is drawn stays in the cache; on a GPU it comes at once, since it was drawn ahead
     step = step_of(len(total), sensitivity)
-    steps = torch.round_(total.div_(step)).add_(noise.mul_(scale / step).floor_())
-    return steps.mul_(step)
+    for part in total.split(len(total) if total.is_cuda else DRAWN):
+        noise = normal(source, len(part), total.device)
+        if not of_system(source):
+            part.add_(noise, alpha=scale)
+        else:
+            torch.round_(part.div_(step)).add_(noise.mul_(scale / step).floor_()).mul_(step)
+    return total

@@ -22,6 +22,7 @@ from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.gradients.people import PeopleGradients, members
+from pubsel.gradients.slots import Slotting, slotting
 from pubsel.messages import UserError, cannot_write, raised_by_torch
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
@@ -55,15 +56,17 @@ def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[
     The batch may be empty or larger than memory holds gradients for.
     """
     device = next(gradients.model.parameters()).device
-    total = torch.zeros(mechanism.size, dtype=torch.float64, device=device)
+    total: Tensor | None = None
     losses = torch.zeros(2, dtype=torch.float64, device=device)
     with gpu_precision("ieee"):
         for block in gradients.blocks(batch.x, batch.y, mechanism.rows):
-            total += mechanism.clipped_sum(block)
+            part = mechanism.clipped_sum(block)
+            total = part if total is None else total.add_(part)
+            del part
             if block.losses is not None:
                 losses[0] += block.losses.double().sum()
                 losses[1] += len(block.losses)
-    return total, losses
+    return torch.zeros(mechanism.size, dtype=torch.float64, device=device) if total is None else total, losses
 
 
 class OneProcess:
@@ -204,8 +207,7 @@ def fit(
     brings its own. processes: those that share the work. report: is called at the end of each epoch, and within one
     that takes long; a resumed run reports again what followed its checkpoint. If the task has people, these are
     sampled, each with all their examples, and each is one row of G (`PeopleGradients`).
-
-    Raises UserError if the weights stop being finite, or the checkpoint is of another release.
+    UserError if the weights stop being finite, or the checkpoint is of another release.
     """
     algorithm, plan = job.algorithm, job.schedule
     if task.people is not None and plan.n != len(task.people):
@@ -214,6 +216,7 @@ def fit(
     device = next(model.parameters()).device
     task = on_device(task._replace(private=share), device)
     gradients = gradients or engine(model, job.training.chunk)
+    task, slots = in_slots(task, gradients, plan, processes)
     view = view_of(model, gradients, task, job.name, plan)
     state = _State(model, gradients, job)
 
@@ -231,7 +234,7 @@ def fit(
     for step in range(start, plan.steps):
         # the one place that private data is read: sample, clip and sum, add noise
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate) if plan.rate < 1 else None
-        chosen, summed = by_unit(chosen, task.people, gradients)
+        chosen, summed = by_unit(chosen, task.people, gradients, slots)
         mechanism, batch = processes.begin(step, task.private, chosen, partial(algorithm.mechanism, view, step))
         mean, losses = noisy_mean(
             mechanism, summed, batch, job.noise_multiplier, noise("noise", step), plan.batch_size, processes
@@ -249,9 +252,24 @@ def fit(
     return checkpoint.seconds()
 
 
-def by_unit(chosen: Tensor | None, people: Tensor | None, gradients: Engine) -> tuple[Tensor | None, Engine]:
+def in_slots(task: Task, gradients: Engine, plan: Schedule, processes: OneProcess) -> tuple[Task, Slotting | None]:
+    """Return the slots of the private examples (gradients/slots.py), None if people are summed, or several processes
+    sum; and the task with its examples slot by slot, if each step takes all of them."""
+    alone = processes is ONE_PROCESS and task.people is None
+    slots = slotting(gradients, *task.private, plan.batch_size) if alone else None
+    if slots is not None and plan.rate == 1:
+        task = task._replace(private=Split(*slots.arrange(*task.private)))
+    return task, slots
+
+
+def by_unit(
+    chosen: Tensor | None, people: Tensor | None, gradients: Engine, slots: Slotting | None = None
+) -> tuple[Tensor | None, Engine]:
     """Return the examples of the private units that are `chosen` (None: all), and what makes G with a row for each
-    unit. people: how many examples each has; None: a unit is one example."""
+    unit. people: how many examples each has; None: a unit is one example. slots: of the examples, which come slot by
+    slot."""
+    if slots is not None:
+        return slots.batch(chosen)
     if people is None:
         return chosen, gradients
     examples, sizes = members(people, chosen)
