@@ -340,6 +340,64 @@ def test_attention_with_rare_options_falls_back_to_vmap(options):
     torch.testing.assert_close(got, want)
 
 
+def with_bool_mask(net, rows):
+    """Straight to the function of torch, which takes such masks too."""
+    a, rows = net.layer, rows.transpose(0, 1)
+    weights = (a.in_proj_weight, a.in_proj_bias, None, None, False, 0.0, a.out_proj.weight, a.out_proj.bias)
+    mask = torch.ones(5, 5).triu(1).bool()
+    output, _ = nn.functional.multi_head_attention_forward(rows, rows, rows, 6, 2, *weights, attn_mask=mask)
+    return output.transpose(0, 1)
+
+
+def twice(net, rows):
+    for _ in range(2):
+        rows = net.layer(rows, rows, rows)[0]
+    return rows
+
+
+def in_windows(net, rows):
+    windows = rows.flatten(0, 1)[:, None]
+    return net.layer(windows, windows, windows)[0].view(rows.shape)
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (
+            with_bool_mask,
+            "0.layer.in_proj_weight is used by multi_head_attention_forward with no batch, or masks of bool",
+        ),
+        (
+            lambda net, rows: torch.stack([net.layer(row, row, row)[0] for row in rows]),
+            "0.layer.in_proj_weight is used by multi_head_attention_forward with no batch, or masks of bool",
+        ),
+        (
+            in_windows,
+            "0.layer.in_proj_weight is used by multi_head_attention_forward with examples that are not kept apart",
+        ),
+        (twice, "0.layer.in_proj_weight is used twice"),
+    ],
+)
+def test_attention_that_is_used_in_other_ways_falls_back_to_vmap(use, reason):
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    model, y, names = headed(Sequences(nn.MultiheadAttention(6, 2, batch_first=True), use), x)
+    assert why_vmap(model, x, y, names) == reason
+    got, want = written(by_vmap, model, x, y, names), written(one_by_one, model, x, y, names)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", ["attention", "transformer encoder", "LSTM both ways", "GRU"])
+def test_a_sequence_that_is_not_finite_harms_no_other(name):
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    model, y, names = headed(READ[name](False), x)
+    want, _ = written(by_layers, model, x, y, names)
+    x[2] = float("nan")
+    got, _ = written(by_layers, model, x, y, names)
+    for n in names:
+        assert not torch.isfinite(got[n][2]).all()
+        torch.testing.assert_close(got[n][[0, 1, 3]], want[n][[0, 1, 3]])
+
+
 class TokensOf(nn.Module):
     """Words, kinds of words and places [n, 6], of few values each."""
 

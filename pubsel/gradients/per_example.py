@@ -90,7 +90,7 @@ def by_layers(
             raise UnknownUse(f"{owner} is used twice")
         called.add(owner)
         first = inputs[0].detach()
-        if len(first) == 1 and not owner.startswith(turned):  # such as places, the same ones for all examples
+        if first.shape[:1] == (1,) and not owner.startswith(turned):  # such as places, the same ones for all examples
             first, output = (part.expand(len(x), *part.shape[1:]) for part in (first, output))
         return hooked(output, partial(take, owner, first))  # gradients need not wait for each other
 
@@ -133,13 +133,14 @@ def by_layers(
 
 
 def turned_layers(model: nn.Module) -> tuple[str, ...]:
-    """Return how the names of layers begin whose inputs are [positions, n, size], as in torch's own transformers by
+    """Return the beginnings of names of layers with inputs [positions, n, size], as torch's transformers have by
     default."""
-    own = [
-        (name, layer) for name, layer in model.named_modules() if type(layer).__module__ == nn.Transformer.__module__
-    ]
-    turned = [name for name, layer in own if not all(getattr(part, "batch_first", True) for part in layer.modules())]
-    return tuple(f"{name}." for name in turned)
+    prefixes = []
+    for name, module in model.named_modules():
+        if type(module).__module__ == nn.Transformer.__module__:
+            turned = not all(getattr(part, "batch_first", True) for part in module.modules())
+            prefixes += [f"{name}."] * turned
+    return tuple(prefixes)
 
 
 class Copies(TorchFunctionMode):
