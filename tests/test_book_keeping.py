@@ -26,6 +26,17 @@ class OverTokens(nn.Module):
         return self.head(self.norm(self.second(torch.relu(self.first(x)))).mean(1))
 
 
+class TokensFirst(nn.Module):
+    """The mean over tokens of a transformer of torch, as it is by default: [tokens, n, 64]. It has two wide layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.TransformerEncoderLayer(64, 2, 1024), nn.Linear(64, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x.transpose(0, 1)).mean(0))
+
+
 def mlp() -> nn.Module:
     layers = nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 300, bias=False), nn.ReLU(), nn.Linear(300, 10)
     return nn.Sequential(nn.Flatten(), *layers)
@@ -39,7 +50,12 @@ def convolutions() -> nn.Module:
     )
 
 
-NETWORKS = {"mlp": (mlp, (1, 28, 28)), "tokens": (OverTokens, (3, 300)), "convolutions": (convolutions, (3, 4, 4))}
+NETWORKS = {
+    "mlp": (mlp, (1, 28, 28)),
+    "tokens": (OverTokens, (3, 300)),
+    "tokens first": (TokensFirst, (3, 64)),
+    "convolutions": (convolutions, (3, 4, 4)),
+}
 
 
 @pytest.fixture(params=NETWORKS)
@@ -92,10 +108,10 @@ def test_what_has_no_wide_layer_is_written_out() -> None:
     small = nn.Sequential(nn.Flatten(), nn.Linear(16, 20), nn.Linear(20, 3)).eval()
     engine = BookKeeping(small)
     assert isinstance(one_block(engine, torch.randn(4, 1, 4, 4), torch.zeros(4, dtype=torch.long)), DenseGradients)
-    many_tokens = OverTokens().eval()  # of 300 tokens, the square is more than the gradient
-    assert isinstance(
-        one_block(BookKeeping(many_tokens), torch.randn(2, 300, 300), torch.zeros(2, dtype=torch.long)), DenseGradients
-    )
+    # the square of so many tokens is more than the gradient
+    for many_tokens, x in ((OverTokens(), torch.randn(2, 300, 300)), (TokensFirst(), torch.randn(2, 4, 64))):
+        block = one_block(BookKeeping(many_tokens.eval()), x, torch.zeros(2, dtype=torch.long))
+        assert type(block) is DenseGradients
     assert list(BookKeeping(small).blocks(torch.randn(0, 1, 4, 4), torch.zeros(0, dtype=torch.long))) == []
 
 

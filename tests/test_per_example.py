@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,7 @@ from torch import nn
 from pubsel.gradients import per_example
 from pubsel.gradients.matrix import PerExampleGradients, say_once
 from pubsel.gradients.per_example import by_layers, by_vmap, losses_of, why_vmap
+from pubsel.messages import UserError
 from pubsel.models import build
 from pubsel.settings.keys import Model, Norm
 
@@ -185,6 +187,335 @@ def test_it_is_said_once_which_layer_needs_vmap(capsys):
     assert lines == [
         "gradients of examples come from torch.func.vmap, which is slower: 0.1.weight is used by instance_norm"
     ]
+
+
+class Sequences(nn.Module):
+    """Rows [n, 5, 4] that go through a layer of torch as `use` says, places first if the layer wants them so."""
+
+    def __init__(self, layer, use, **options):
+        super().__init__()
+        self.body, self.layer, self.use, self.options = nn.Linear(4, 6), layer, use, options
+        self.first = all(getattr(part, "batch_first", True) for part in layer.modules())
+
+    def turned(self, rows):
+        return rows if self.first else rows.transpose(0, 1)
+
+    def forward(self, x):
+        made = {name: option(x) if callable(option) else option for name, option in self.options.items()}
+        return self.turned(self.use(self, self.turned(torch.tanh(self.body(x))), **made)).flatten(1)
+
+
+def attended(net, rows, across=False, **options):
+    """The outputs; mixed once more by the weights, if there are any."""
+    others = (torch.tanh(rows), torch.relu(rows)) if across else (rows, rows)
+    output, weights = net.layer(rows, *others, **options)
+    if weights is None:
+        return output
+    return net.turned((weights if weights.dim() == 3 else weights[:, 1]) @ net.turned(output))
+
+
+def recurred(net, rows, state=None):
+    """All outputs, times a number from the last state."""
+    output, last = net.layer(rows, state)
+    last = torch.cat(last, -1) if isinstance(last, tuple) else last  # [layers, n, size]
+    return net.turned(net.turned(output) * last.sum((0, 2))[:, None, None])
+
+
+def whole(net, rows, **options):
+    return net.layer(rows, torch.tanh(rows)) if isinstance(net.layer, nn.Transformer) else net.layer(rows, **options)
+
+
+def left_out(x):
+    """Places for padding, never the first one."""
+    return (x[:, :, 0] > 0.6) & (torch.arange(5) > 0)
+
+
+def causal(x):
+    return nn.Transformer.generate_square_subsequent_mask(5, dtype=x.dtype)
+
+
+def of_each_head(x):
+    return torch.linspace(-1, 1, 50, dtype=x.dtype).view(2, 5, 5).repeat(len(x), 1, 1)
+
+
+def attention(first, use=None, bias=True, **options):
+    return Sequences(nn.MultiheadAttention(6, 2, bias=bias, batch_first=first), attended, **options)
+
+
+def encoder(first, **options):
+    layer = nn.TransformerEncoderLayer(6, 2, 7, batch_first=first)
+    return Sequences(nn.TransformerEncoder(layer, 2, nn.LayerNorm(6), first), whole, **options)
+
+
+READ = {  # by whether the layers take examples first
+    "attention": lambda first: attention(first, need_weights=False),
+    "attention with weights": attention,
+    "attention with weights of heads": lambda first: attention(first, average_attn_weights=False),
+    "attention without biases": lambda first: attention(first, bias=False),
+    "attention to the past": lambda first: attention(first, attn_mask=causal, is_causal=True, need_weights=False),
+    "attention without padding": lambda first: attention(first, key_padding_mask=left_out, need_weights=False),
+    "attention with a mask for each head": lambda first: attention(first, attn_mask=of_each_head),
+    "attention with both masks": lambda first: attention(
+        first, attn_mask=lambda x: causal(x) < 0, key_padding_mask=left_out
+    ),
+    "attention to others": lambda first: attention(first, across=True),
+    "transformer encoder": encoder,
+    "transformer encoder to the past": lambda first: encoder(first, mask=causal),
+    "transformer encoder without padding": lambda first: encoder(first, src_key_padding_mask=left_out),
+    "transformer": lambda first: Sequences(nn.Transformer(6, 2, 1, 1, 7, norm_first=True, batch_first=first), whole),
+    "LSTM": lambda first: Sequences(nn.LSTM(6, 5, batch_first=first), recurred),
+    "LSTM both ways": lambda first: Sequences(nn.LSTM(6, 5, 2, batch_first=first, bidirectional=True), recurred),
+    "LSTM without biases": lambda first: Sequences(nn.LSTM(6, 5, bias=False, batch_first=first), recurred),
+    "LSTM from a state": lambda first: Sequences(
+        nn.LSTM(6, 5, batch_first=first), recurred, state=lambda x: (x[None, :, :, 0], x[None, :, :, 1])
+    ),
+    "LSTM with dropout, which does not drop": lambda first: Sequences(
+        nn.LSTM(6, 5, 2, batch_first=first, dropout=0.5), recurred
+    ),
+    "GRU": lambda first: Sequences(nn.GRU(6, 5, batch_first=first), recurred),
+    "GRU both ways": lambda first: Sequences(nn.GRU(6, 5, 2, batch_first=first, bidirectional=True), recurred),
+    "GRU without biases": lambda first: Sequences(nn.GRU(6, 5, bias=False, batch_first=first), recurred),
+    "GRU from a state": lambda first: Sequences(
+        nn.GRU(6, 5, batch_first=first), recurred, state=lambda x: x[None, :, :, 0].contiguous()
+    ),
+    "RNN": lambda first: Sequences(nn.RNN(6, 5, 2, batch_first=first), recurred),
+    "RNN of ReLUs": lambda first: Sequences(nn.RNN(6, 5, nonlinearity="relu", batch_first=first), recurred),
+}
+
+
+def headed(body, x):
+    """The network with a head of three classes, in float64, labels and the names of its parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(body, nn.LazyLinear(3)).double().eval()
+    model(x)
+    return model, torch.arange(len(x)) % 3, [name for name, _ in model.named_parameters()]
+
+
+def one_by_one(model, x, y, out):
+    """Backpropagation of each example."""
+    losses = torch.cat([losses_of(model(x[i : i + 1]), y[i : i + 1]) for i in range(len(x))])
+    for i, loss in enumerate(losses):
+        parameters = [model.get_parameter(name) for name in out]
+        gradients = torch.autograd.grad(loss, parameters, retain_graph=True)
+        for into, gradient in zip(out.values(), gradients, strict=True):
+            into[i] = gradient.to_dense()
+    return losses.detach()
+
+
+def assert_by_layers(model, x, y, names):
+    assert why_vmap(model, x, y, names) is None
+    ours, losses = written(by_layers, model, x, y, names)
+    exact, exact_losses = written(one_by_one, model, x, y, names)
+    torch.testing.assert_close(losses, exact_losses)
+    torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|mismatched).*:UserWarning")
+@pytest.mark.parametrize("first", [True, False], ids=["examples first", "places first"])
+@pytest.mark.parametrize("name", READ)
+def test_attention_and_recurrent_layers_go_by_layers(name, first):
+    x = torch.rand(5, 5, 4, dtype=torch.float64)
+    model, y, names = headed(READ[name](first), x)
+    assert_by_layers(model, x, y, names)
+
+
+@pytest.mark.parametrize("trained", ["layer.in_proj_bias", "layer.out_proj.weight", "layer.weight_hh_l0"])
+def test_parts_of_attention_and_of_recurrent_layers_train_alone(trained):
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    model, y, _ = headed(READ["GRU" if "hh" in trained else "attention"](True), x)
+    model.requires_grad_(False)
+    model.get_parameter(f"0.{trained}").requires_grad_(True)
+    assert_by_layers(model, x, y, [f"0.{trained}"])
+
+
+@pytest.mark.parametrize("options", [{"kdim": 6, "vdim": 4}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_attention_with_rare_options_falls_back_to_vmap(options):
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    layer = nn.MultiheadAttention(6, 2, batch_first=True, **options)
+    size = options.get("vdim", 6)
+    model, y, names = headed(Sequences(layer, lambda net, rows: net.layer(rows, rows, rows[:, :, :size])[0]), x)
+    reason = why_vmap(model, x, y, names)
+    assert reason.endswith("with kdim, vdim, add_bias_kv, add_zero_attn or dropout")
+    got, want = written(by_vmap, model, x, y, names), written(one_by_one, model, x, y, names)
+    torch.testing.assert_close(got, want)
+
+
+def with_bool_mask(net, rows):
+    """Straight to the function of torch, which takes such masks too."""
+    a, rows = net.layer, rows.transpose(0, 1)
+    weights = (a.in_proj_weight, a.in_proj_bias, None, None, False, 0.0, a.out_proj.weight, a.out_proj.bias)
+    mask = torch.ones(5, 5).triu(1).bool()
+    output, _ = nn.functional.multi_head_attention_forward(rows, rows, rows, 6, 2, *weights, attn_mask=mask)
+    return output.transpose(0, 1)
+
+
+def twice(net, rows):
+    for _ in range(2):
+        rows = net.layer(rows, rows, rows)[0]
+    return rows
+
+
+def in_windows(net, rows):
+    windows = rows.flatten(0, 1)[:, None]
+    return net.layer(windows, windows, windows)[0].view(rows.shape)
+
+
+@pytest.mark.parametrize(
+    ("use", "reason"),
+    [
+        (
+            with_bool_mask,
+            "0.layer.in_proj_weight is used by multi_head_attention_forward with no batch, or masks of bool",
+        ),
+        (
+            lambda net, rows: torch.stack([net.layer(row, row, row)[0] for row in rows]),
+            "0.layer.in_proj_weight is used by multi_head_attention_forward with no batch, or masks of bool",
+        ),
+        (
+            in_windows,
+            "0.layer.in_proj_weight is used by multi_head_attention_forward with examples that are not kept apart",
+        ),
+        (twice, "0.layer.in_proj_weight is used twice"),
+    ],
+)
+def test_attention_that_is_used_in_other_ways_falls_back_to_vmap(use, reason):
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    model, y, names = headed(Sequences(nn.MultiheadAttention(6, 2, batch_first=True), use), x)
+    assert why_vmap(model, x, y, names) == reason
+    got, want = written(by_vmap, model, x, y, names), written(one_by_one, model, x, y, names)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("name", ["attention", "transformer encoder", "LSTM both ways", "GRU"])
+def test_a_sequence_that_is_not_finite_harms_no_other(name):
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    model, y, names = headed(READ[name](False), x)
+    want, _ = written(by_layers, model, x, y, names)
+    x[2] = float("nan")
+    got, _ = written(by_layers, model, x, y, names)
+    for n in names:
+        assert not torch.isfinite(got[n][2]).all()
+        torch.testing.assert_close(got[n][[0, 1, 3]], want[n][[0, 1, 3]])
+
+
+class TokensOf(nn.Module):
+    """Words, kinds of words and places [n, 6], of few values each."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.words, self.kinds = nn.Embedding(9, 4, **options), nn.Embedding(2, 4)
+        self.places = nn.Embedding(6, 4)
+
+    def forward(self, x):
+        x = x.long() if x.dtype == torch.uint8 else x
+        rows = self.words(x) + self.kinds((x > 3).long()) + self.places(torch.arange(6)[None])
+        return torch.tanh(rows).flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.int32, torch.uint8])
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 0}, {"padding_idx": -1}, {"sparse": True}], ids=str)
+def test_tokens_go_by_layers(options, dtype):
+    x = torch.randint(9, (5, 6), generator=torch.Generator().manual_seed(0)).to(dtype)
+    model, y, names = headed(TokensOf(**options), x)
+    assert_by_layers(model, x, y, names)
+
+
+def test_the_examples_of_the_check_differ():
+    """Or it would not show that they are not kept apart."""
+    seen = []
+    for size in range(1, 9):
+        model = nn.Sequential(nn.Embedding(2, size), nn.Flatten(), nn.Linear(size, 2))
+        model[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten()))
+        assert why_vmap(model, torch.zeros(1, 1).long(), torch.zeros(1).long(), ["0.weight", "2.weight"]) is None
+    assert [sorted(examples.tolist()) for examples in seen if len(examples) == 2] == [[0, 1]] * 8
+
+
+class Square(torch.autograd.Function):
+    """One that torch.func does not know."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, at_output):
+        return 2 * at_output * ctx.saved_tensors[0]
+
+
+def in_place(net, rows):
+    total = torch.zeros(rows.shape, dtype=rows.dtype)
+    return total.add_(net.layer(rows))
+
+
+def packed(net, rows):
+    pack = nn.utils.rnn.pack_padded_sequence(rows, [5] * len(rows), batch_first=True)
+    return nn.utils.rnn.pad_packed_sequence(net.layer(pack)[0], batch_first=True)[0]
+
+
+def looked_at(decide):
+    """What an example becomes is decided by all of its batch."""
+    return lambda net, rows: net.layer(rows) * (2 if decide(rows) else -1)
+
+
+NORM = nn.InstanceNorm1d(5, affine=True)
+REFUSED = {
+    "a function of autograd": (NORM, lambda net, rows: Square.apply(net.layer(rows)), "setup_context"),
+    "in place": (NORM, in_place, "broadcast shape"),
+    "packed": (nn.GRU(6, 6, batch_first=True), packed, "gru with packed sequences, proj_size or dropout"),
+    "projected": (
+        nn.LSTM(6, 6, batch_first=True, proj_size=3),
+        lambda net, rows: net.layer(rows)[0],
+        "lstm with packed sequences, proj_size or dropout",
+    ),
+    "its table is overwritten": (
+        nn.Embedding(2, 3, max_norm=1.0),
+        lambda net, rows: net.layer((rows > 0).long()).flatten(2),
+        "0.layer.weight is used by embedding",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(performance drop|projections).*:UserWarning")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_network_that_neither_way_knows_is_refused_with_its_layer(name):
+    layer, use, words = REFUSED[name]
+    x = torch.rand(4, 5, 4)
+    model, y, _ = headed(Sequences(copy.deepcopy(layer), use), x.double())
+    with pytest.raises(UserError) as caught:
+        PerExampleGradients(model.float()).matrix(x, y)
+    within = f"0.layer ({type(layer).__name__})" if name in ("packed", "projected", "its table is overwritten") else ""
+    text = str(caught.value)
+    assert text.startswith(f"model: {within or '0 (Sequences)'} has no gradients of single examples: ")
+    assert text.endswith("): put another layer in its place")
+    assert words in text
+    assert "\n" not in text
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda rows: rows.sum() > -100,
+        lambda rows: rows.max().item() > -1,
+        lambda rows: float(rows.detach().mean()) > -1,
+        lambda rows: rows.detach().numpy().max() > -1,
+        lambda rows: np.asarray(rows.detach()).max() > -1,
+        lambda rows: not torch.equal(rows, rows + 1),
+    ],
+)
+def test_no_example_decides_what_is_computed_of_another(decide):
+    """All numbers of the check agree: it takes one branch, as do most batches."""
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    model, y, names = headed(Sequences(nn.Linear(6, 6), looked_at(decide)), x)
+    with pytest.raises(UserError, match=r"^model: 0 \(Sequences\) has no .*: the data decides what is computed; and"):
+        why_vmap(model, x, y, names)
+
+
+def test_what_depends_on_no_data_may_decide():
+    x = torch.rand(4, 5, 4, dtype=torch.float64)
+    model, y, names = headed(Sequences(nn.Linear(6, 6), looked_at(lambda rows: torch.ones(rows.shape).sum() > 3)), x)
+    assert_by_layers(model, x, y, names)
 
 
 @pytest.mark.parametrize(

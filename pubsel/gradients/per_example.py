@@ -2,10 +2,11 @@
 
 by_layers: one forward pass; one backward pass to the OUTPUTS of the trained layers, which forms no weight gradient;
 then each layer's weight gradients of all examples at once from its input and the gradient of its output. It knows
-nn.Linear, nn.Conv2d, nn.Embedding and normalisation that keeps examples apart, each used once. Of a parameter outside
-of such layers, which is added to activations, multiplied with them or joined to them, each example gets a copy of its
-own (`Copies`). It is taken only after its float64 result on two random examples has agreed with backpropagation of
-each. Layers below the first trained one run without a graph.
+nn.Linear, nn.Conv2d, nn.Embedding and normalisation that keeps examples apart, each used once, and attention and
+recurrent layers, which sequences.py writes out as linear ones. Of a parameter outside of such layers, which is added to
+activations, multiplied with them or joined to them, each example gets a copy of its own (`Copies`). It is taken only
+after its float64 result on two random examples has agreed with backpropagation of each. Layers below the first trained
+one run without a graph.
 
 Both write into `out`, {parameter name: [n, *its shape]}, and return losses [n]: memory that is taken anew for each pass
 costs more than many of the gradients in it.
@@ -20,9 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from pubsel.messages import out_of_memory, raised_by_torch
+from pubsel.gradients.sequences import SEQUENCES, UnknownUse
+from pubsel.messages import UserError, out_of_memory, raised_by_torch
 
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
 GPU_PATCHES = 2**28  # those that a GPU takes at once: each product is a kernel to start
@@ -66,10 +70,6 @@ def by_vmap(model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor]) -> T
 Factors = tuple[Tensor, Tensor]
 
 
-class UnknownUse(RuntimeError):
-    """Raised if a layer or parameter is used in a way that by_layers does not support."""
-
-
 def by_layers(
     model: nn.Module, x: Tensor, y: Tensor, out: dict[str, Tensor], keep: dict[str, Factors] | None = None
 ) -> Tensor:
@@ -81,21 +81,23 @@ def by_layers(
 
     # each trained layer reports its input on the way forward, and its error on the way back
     layers, loose = layers_of(model, [*out, *(f"{owner}.weight" for owner in keep)])
-    copies = Copies(model, loose, len(x))
+    copies = Copies(model, {name: out[name] for name in loose}, len(x))
     called: set[str] = set()
-    start = torch.zeros((), requires_grad=True)
+    turned = turned_layers(model)
 
     def record(owner: str, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if owner in called:
             raise UnknownUse(f"{owner} is used twice")
         called.add(owner)
-        if not output.requires_grad or output._is_view():  # a hook of a view is lost once the view is overwritten
-            output = _Start.apply(output, start)
-        output.register_hook(partial(take, owner, inputs[0].detach()))  # gradients need not wait for each other
-        return output
+        first = inputs[0].detach()
+        if first.shape[:1] == (1,) and not owner.startswith(turned):  # such as places, the same ones for all examples
+            first, output = (part.expand(len(x), *part.shape[1:]) for part in (first, output))
+        return hooked(output, partial(take, owner, first))  # gradients need not wait for each other
 
     def take(owner: str, inputs: Tensor, at_output: Tensor) -> None:
         layer = layers[owner]
+        if owner.startswith(turned):
+            inputs, at_output = inputs.transpose(0, 1), at_output.transpose(0, 1)
         try:
             if owner in keep:
                 keep[owner] = _factors(layer, inputs, at_output)
@@ -126,25 +128,37 @@ def by_layers(
         for hook in hooks:
             hook.remove()
 
-    copies.write(out)
+    copies.write()
     return losses.detach()
 
 
+def turned_layers(model: nn.Module) -> tuple[str, ...]:
+    """Return the beginnings of names of layers with inputs [positions, n, size], as torch's transformers have by
+    default."""
+    prefixes = []
+    for name, module in model.named_modules():
+        if type(module).__module__ == nn.Transformer.__module__:
+            turned = not all(getattr(part, "batch_first", True) for part in module.modules())
+            prefixes += [f"{name}."] * turned
+    return tuple(prefixes)
+
+
 class Copies(TorchFunctionMode):
-    """Context in which each of n examples has its own copy of the parameters `names`: where one of them meets
+    """Context in which each of n examples has its own copy of the parameters named in `out`: where one of them meets
     activations [n, ...], its copies [n, *shape] do, each in the row of its example.
 
-    It knows sums and products with activations, to which a parameter is broadcast, and parameters whose first
-    dimension, of size 1, is that of the examples (tokens, positions): UnknownUse if anything else is done with one.
+    It knows sums and products with activations, to which a parameter is broadcast, parameters whose first dimension, of
+    size 1, is that of the examples (tokens, positions), and those of SEQUENCES, which need no copies: UnknownUse if
+    anything else is done with one.
     """
 
-    def __init__(self, model: nn.Module, names: list[str], n: int):
+    def __init__(self, model: nn.Module, out: dict[str, Tensor], n: int):
         super().__init__()
-        self.n = n
-        self.names = {id(model.get_parameter(name)): name for name in names}
+        self.n, self.out = n, out
+        self.names = {id(model.get_parameter(name)): name for name in out}
         self.copies = {
             name: model.get_parameter(name).detach().expand(n, *model.get_parameter(name).shape).requires_grad_()
-            for name in names
+            for name in out
         }
 
     def __enter__(self) -> "Copies":
@@ -166,6 +180,17 @@ class Copies(TorchFunctionMode):
         used = [self.names[id(part)] for part in within if id(part) in self.names]
         if name == "__get__" or not used:
             return func(*args, **kwargs)
+        if not self.copies.keys() >= set(used):
+            raise UnknownUse(f"{used[0]} is used twice")
+
+        # attention and recurrent layers are written out as linear ones, whose gradients come as they are
+        if name in SEQUENCES:
+            for each in used:
+                del self.copies[each]
+            try:
+                return SEQUENCES[name](self._record, *args, **kwargs)
+            except UnknownUse as error:
+                raise UnknownUse(f"{used[0]} is used by {name} with {error}") from None
 
         # sums and products broadcast a parameter over the examples
         if name in ELEMENTWISE and not kwargs:
@@ -195,15 +220,33 @@ class Copies(TorchFunctionMode):
         """Return the copies [n, ...] of a parameter [1, ...]."""
         return self.copies[self.names[id(parameter)]].squeeze(1)
 
-    def write(self, out: dict[str, Tensor]) -> None:
+    def _record(
+        self, output: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, part: slice = slice(None)
+    ) -> Tensor:
+        """Return the output [n, ..., b] of a linear layer, of rows `part` of weight and bias, whose gradients are
+        written once that of the output is known."""
+        if len(x) != self.n:
+            raise UnknownUse("examples that are not kept apart")
+        out = {id(p): self.out[self.names[id(p)]][:, part] for p in (weight, bias) if id(p) in self.names}
+        return hooked(output, partial(_linear, x.detach(), out.get(id(weight)), out.get(id(bias))))
+
+    def write(self) -> None:
         """Write the gradients of the copies into out[name], [n, *shape]."""
         for name, copies in self.copies.items():
             if copies.grad is None:
                 raise UnknownUse(f"{name} is not used")
-            out[name].copy_(copies.grad)
+            self.out[name].copy_(copies.grad)
 
 
 ELEMENTWISE = {"add", "add_", "__add__", "__radd__", "mul", "mul_", "__mul__", "__rmul__", "addcmul"}
+
+
+def hooked(output: Tensor, hook: Callable[[Tensor], None]) -> Tensor:
+    """Return a layer's output, whose gradient is passed to `hook`."""
+    if not output.requires_grad or output._is_view():  # a hook of a view is lost once the view is overwritten
+        output = _Start.apply(output, torch.zeros((), requires_grad=True))
+    output.register_hook(hook)
+    return output
 
 
 class _Start(torch.autograd.Function):
@@ -221,20 +264,31 @@ class _Start(torch.autograd.Function):
 def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | None, at_output: Tensor) -> None:
     """Write per-example gradients of a layer with input x into `weight` and `bias`, [n, *shape], from those of its
     output."""
+    if isinstance(layer, nn.Linear):
+        _linear(x, weight, bias, at_output)
+        return
     if weight is not None and isinstance(layer, nn.Conv2d):
         _convolution(layer, x, at_output, weight)
-    elif weight is not None and isinstance(layer, nn.Linear) and x.dim() == 2:
-        torch.mul(at_output[:, :, None], x[:, None, :], out=weight)
-    elif weight is not None and isinstance(layer, nn.Linear):  # summed over positions
-        torch.bmm(at_output.flatten(1, -2).mT, x.flatten(1, -2), out=weight)
     elif weight is not None and isinstance(layer, nn.Embedding):
         # Equal indices add up.
         indices = x.flatten(1)[:, :, None].expand(-1, -1, at_output.shape[-1])
         weight.zero_().scatter_add_(1, indices, at_output.flatten(1, -2))
+        if layer.padding_idx is not None:
+            weight[:, layer.padding_idx] = 0
     elif weight is not None:
         _over_positions(layer, at_output * _normalised(layer, x), weight)
     if bias is not None:
         _over_positions(layer, at_output, bias)
+
+
+def _linear(x: Tensor, weight: Tensor | None, bias: Tensor | None, at_output: Tensor) -> None:
+    """Write the same of a linear layer: x [n, ..., a], at_output [n, ..., b]."""
+    if weight is not None and x.dim() == 2:
+        torch.mul(at_output[:, :, None], x[:, None, :], out=weight)
+    elif weight is not None:  # summed over positions
+        torch.bmm(at_output.flatten(1, -2).mT, x.flatten(1, -2), out=weight)
+    if bias is not None:
+        bias.copy_(at_output.movedim(-1, 1).reshape(*bias.shape, -1).sum(2))
 
 
 def _factors(layer: nn.Module, x: Tensor, at_output: Tensor) -> Factors:
@@ -261,7 +315,7 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
     positions: dict[str, int] = {}
 
     def count(owner: str, layer: nn.Module, output: Tensor) -> None:
-        positions[owner] = output[0].numel() // len(layer.get_parameter("weight"))
+        positions[owner] = output.numel() // len(layer.get_parameter("weight"))
 
     hooks = [
         layer.register_forward_hook(lambda layer, _, output, owner=owner: count(owner, layer, output))
@@ -292,10 +346,11 @@ def layers_of(model: nn.Module, names: list[str]) -> tuple[dict[str, nn.Module],
     for name in names:
         owner, _, kind = name.rpartition(".")
         layer = model.get_submodule(owner)
-        plain = isinstance(layer, nn.Linear) or (
+        plain = isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear)  # of attention
+        plain = plain or (
             type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
         )
-        plain = plain or (type(layer) is nn.Embedding and layer.padding_idx is None and layer.max_norm is None)
+        plain = plain or (type(layer) is nn.Embedding and layer.max_norm is None)
         plain = plain or isinstance(layer, nn.GroupNorm | nn.BatchNorm2d)
         plain = plain or (isinstance(layer, nn.LayerNorm | nn.RMSNorm) and len(layer.normalized_shape) == 1)
         if plain and kind in ("weight", "bias"):
@@ -307,7 +362,7 @@ def layers_of(model: nn.Module, names: list[str]) -> tuple[dict[str, nn.Module],
 
 def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | None:
     """Return why by_layers is not right for this model; None if it is: in float64, on two random examples shaped like
-    x [n, ...] and y [n, ...], at weights slightly moved."""
+    x [n, ...] and y [n, ...], at weights slightly moved. UserError if by_vmap cannot run it either."""
     # if a head is all zeros, no gradient comes through it, and a mistake below would not show
     generator = torch.Generator().manual_seed(0)
     moved = copy.deepcopy(model).double()
@@ -315,13 +370,30 @@ def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | 
         for parameter in moved.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_(0.01 * noise.to(parameter.device))
+    for module in moved.modules():
+        if isinstance(module, nn.RNNBase) and not module.training:  # cuDNN has no gradients of it in eval mode
+            module.training, module.dropout = True, 0.0
 
-    examples = torch.randint(256, (2, *x.shape[1:]), generator=generator).to(x.device)
+    # 0 and 1 are in every table; the examples differ, so that it shows if they are not kept apart
+    tables = any(isinstance(module, nn.Embedding | nn.EmbeddingBag) for module in moved.modules())
+    values = 256 if x.is_floating_point() or (x.dtype == torch.uint8 and not tables) else 2
+    examples = torch.randint(values, (2, *x.shape[1:]), generator=generator)
+    examples[1] += torch.equal(examples[0], examples[1])
+    examples = (examples % values).to(x.device)
     examples = examples.to(x.dtype) if not x.is_floating_point() else examples.double() / 255
     labels = torch.zeros(2, *y.shape[1:], dtype=y.dtype, device=y.device)
-    ours = {name: examples.new_zeros(2, *moved.get_parameter(name).shape, dtype=torch.float64) for name in names}
+
+    reason = _difference(moved, examples, labels, names)
+    if reason is not None:
+        _check_vmap(model, examples.to(x.dtype), labels, names, reason)
+    return reason
+
+
+def _difference(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | None:
+    """Return how by_layers differs from backpropagation of each example; None if it does not."""
+    ours = {name: x.new_zeros(len(x), *model.get_parameter(name).shape, dtype=torch.float64) for name in names}
     try:
-        by_layers(moved, examples, labels, ours)
+        by_layers(model, x, y, ours)
     except UnknownUse as error:
         return str(error)
     except RuntimeError as error:
@@ -330,19 +402,85 @@ def why_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str]) -> str | 
         return "a parameter is used in a way that is not known here"
 
     # each example alone: so examples that are not kept apart are noticed too
-    parameters = [moved.get_parameter(name).requires_grad_() for name in names]
-    for i in range(2):
-        with torch.enable_grad():
-            loss = losses_of(moved(examples[i : i + 1]), labels[i : i + 1]).sum()
+    parameters = [model.get_parameter(name).requires_grad_() for name in names]
+    for i in range(len(x)):
+        try:
+            with torch.enable_grad(), Decisions(model):
+                loss = losses_of(model(x[i : i + 1]), y[i : i + 1]).sum()
+        except UnknownUse as error:
+            return str(error)
         for name, exact in zip(names, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
-            if exact is None or not torch.allclose(ours[name][i], exact, 1e-8, 1e-10):
+            if exact is None or not torch.allclose(ours[name][i], exact.to_dense(), 1e-8, 1e-10):
                 return f"{name} is used in a way that is not known here"
     return None
 
 
+class Decisions(TorchFunctionMode):
+    """Context that raises UnknownUse where the data decides what is computed (`if x.sum() > 0`): in a batch, an example
+    would decide about others, on which its gradient may not depend. No comparison of numbers is sure to notice that."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.constant = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call func, and remember its results if they depend on no data."""
+        kwargs = kwargs or {}
+        used = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        constant = all(id(tensor) in self.constant for tensor in used)
+        if func.__name__ in DECIDING and not constant:
+            raise UnknownUse("the data decides what is computed")
+        result = func(*args, **kwargs)
+        if constant:
+            self.constant |= {id(leaf): leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
+        return result
+
+
+DECIDING = {
+    "__bool__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "item",
+    "tolist",
+    "numpy",
+    "__array__",
+    "equal",
+    "allclose",
+}
+
+
+def _check_vmap(model: nn.Module, x: Tensor, y: Tensor, names: list[str], reason: str) -> None:
+    """Raise UserError, with the layer that fails, if by_vmap cannot run a model for which by_layers is not right."""
+    # a layer that is entered and not left is where it failed
+    entered: list[str] = []
+    hooks = []
+    for name, module in model.named_modules():
+        label = f"{name or 'the network'} ({type(module).__name__})"
+        hooks.append(module.register_forward_pre_hook(lambda *_, label=label: entered.append(label)))
+        hooks.append(module.register_forward_hook(lambda *_: entered.pop() and None))
+    parameters = {name: model.get_parameter(name).detach() for name in names}
+    out = {name: parameter.new_zeros(len(x), *parameter.shape) for name, parameter in parameters.items()}
+    try:
+        by_vmap(model, x, y, out)
+    except RuntimeError as error:
+        if not raised_by_torch(error) or out_of_memory(error):
+            raise
+        words = str(error).partition("\n")[0].partition(". ")[0]
+        raise UserError(
+            f"model: {entered[-1] if entered else 'the backward pass of a layer'} has no gradients of single examples:"
+            f" {reason}; and torch.func.vmap fails ({words}): put another layer in its place"
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
 def _over_positions(layer: nn.Module, x: Tensor, out: Tensor) -> None:
     """Write x, in the shape of the layer's output, into out [n, features]: summed over all else."""
-    features = -1 if isinstance(layer, nn.Linear | nn.LayerNorm | nn.RMSNorm) and not _channels_first(layer) else 1
+    features = -1 if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and not _channels_first(layer) else 1
     out.copy_(x.movedim(features, 1).reshape(*out.shape, -1).sum(2))
 
 
