@@ -45,7 +45,7 @@ class KeptInputs(NamedTuple):
         """
         bias = 0.0 if self.bias is None else 1.0
         if self.a.shape[1] == 1:
-            return (squared_norms(self.a.squeeze(1)) + bias) * squared_norms(self.e.squeeze(1))
+            return (squared_norms(self.a.squeeze(1)) + bias) * self.e.squeeze(1).double().square().sum(1)
         a, e = self.a.double(), self.e.double()
         terms = (a.square().sum(2) + bias) * e.square().sum(2)  # [n, t]
         # the squared norm of a sum of outer products needs only products of inputs and of errors

@@ -67,8 +67,9 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
     A sum of n rows a_i, each of norm at most the sensitivity D, is computed in float64, in an order that may depend on
     the data. It is off by at most (n - 1) 2^-53 sum_i |a_i| <= n^2 2^-53 D in L2, to first order (Higham: Accuracy and
     Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most D (1
-    + n^2 2^-52), which is at most D (1 + ROUNDING) for up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D
-    that cancel, but in blocks of a few hundred rows, with smaller errors (gep.residual_sum).
+    + n^2 2^-52), which is at most D (1 + ROUNDING) for up to MOST_EXAMPLES examples. Of up to half as many, float32
+    may add up the rows of a slot, which one example changes: 4.9e-4 more (gradients/slots.py). GEP adds rows of norm up
+    to 10 D that cancel, but in blocks of a few hundred rows, with smaller errors (gep.residual_sum).
 
     The rows are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors). On paper
     each is a function of its own example; a processor may round it differently next to other rows, by some 1e-7 of it:
