@@ -189,7 +189,7 @@ def test_whatever_decides_the_content_decides_the_name(weights, tmp_path):
 def test_the_versions_are_part_of_the_name(weights, monkeypatch):
     key = load_backbone(backbone(weights), "", CPU).key
     assert load_backbone(backbone(weights), "", CPU).key == key
-    monkeypatch.setattr(features.timm, "__version__", "another")
+    monkeypatch.setattr(timm, "__version__", "another")
     assert load_backbone(backbone(weights), "", CPU).key != key
 
 

@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import timm
 import torch
-from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
-from torchvision.transforms.v2 import functional as images
 
 from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
@@ -183,6 +180,8 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     name = backbone.architecture
     if name == "scattering":
         return _scattering(backbone, device, like)
+    import timm  # three seconds, for networks alone
+
     if backbone.scattering is not None:
         raise UsageError(f"model.backbone.scattering: for architecture=scattering, not for {name}: remove it")
     check_timm("model.backbone", name, backbone.options)
@@ -239,6 +238,8 @@ def _check_vector(backbone: Backbone) -> None:
 
 def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:
     """Return how images reach a network: as they did when its weights were trained, unless the settings differ."""
+    from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
+
     # what the settings leave open is as the weights were trained
     data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
     size = backbone.input_size or data["input_size"][-1]
@@ -310,6 +311,8 @@ def _scattered(x: Tensor, settings: Scattering, size: int | None, like: Shape | 
     if size is None and max(shape[1:]) > LARGEST:
         size = LARGEST
     if size is not None:
+        from torchvision.transforms.v2 import functional as images  # two seconds, only if it is used
+
         x = images.center_crop(images.resize(x, [size], antialias=True), [size])
     if min(x.shape[2:]) <= 2**J:
         raise UsageError(
@@ -498,6 +501,8 @@ def embed(x: Tensor, extractor: Extractor) -> Tensor:
 def network_input(x: Tensor, how: Preparation) -> Tensor:
     """Return images x, uint8 [n, c, h, w], as a network takes them: grey as RGB, side resized, centre cut out,
     normalised; channels last."""
+    from torchvision.transforms.v2 import functional as images
+
     x = x.expand(-1, len(how.mean), -1, -1) if x.shape[1] == 1 else x
     mode = images.InterpolationMode(how.interpolation)
     x = images.resize(x.float() / 255, [how.resize], mode, antialias=True)

@@ -26,9 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from prv_accountant import PRVAccountant
-from prv_accountant.accountant import compute_safe_domain_size
-from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 from scipy.fft import next_fast_len
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -114,34 +111,41 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, high, xtol=1e-12)) * (1 + 1e-9)
 
 
-class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
-    """prv-accountant's model of one step, with a distribution function that is computed only where it is not flat.
+def _sampled_gaussian(noise_multiplier: float, rate: float) -> Any:
+    """Return prv-accountant's model of one step, with a distribution function that is computed only where it is not
+    flat.
 
     The values are the same: it is 0 up to log(1 - rate), and 1 once both of its erfc(x) have x > 27.
     """
+    from prv_accountant import PoissonSubsampledGaussianMechanism  # a second, of scipy.signal
 
-    def __init__(self, noise_multiplier: float, rate: float) -> None:
-        super().__init__(rate, noise_multiplier)
-        shift = (54 * math.sqrt(2) * noise_multiplier + 1) / (2 * noise_multiplier**2)
-        self.low, self.high = math.log1p(-rate), np.logaddexp(math.log1p(-rate), math.log(rate) + shift)
+    shift = (54 * math.sqrt(2) * noise_multiplier + 1) / (2 * noise_multiplier**2)
+    low, high = math.log1p(-rate), np.logaddexp(math.log1p(-rate), math.log(rate) + shift)
 
-    def cdf(self, t: Any) -> Any:
-        t = np.asarray(t)
-        inside = (t > self.low) & (t < self.high)
-        values = np.array(t >= self.high, dtype=np.longdouble)
-        values[inside] = super().cdf(t[inside])
-        return values
+    class SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
+        def cdf(self, t: Any) -> Any:
+            t = np.asarray(t)
+            inside = (t > low) & (t < high)
+            values = np.array(t >= high, dtype=np.longdouble)
+            values[inside] = super().cdf(t[inside])
+            return values
+
+    return SampledGaussian(rate, noise_multiplier)
 
 
 @lru_cache(maxsize=64)
 def _half_width(noise_multiplier: float, rate: float, steps: int, delta_error: float) -> float:
     """Return the half-width of the domain of privacy losses, by prv-accountant's rule; it falls with the noise."""
-    prv = _SampledGaussian(noise_multiplier, rate)
+    from prv_accountant.accountant import compute_safe_domain_size
+
+    prv = _sampled_gaussian(noise_multiplier, rate)
     return float(compute_safe_domain_size([prv], [steps], 0.0, delta_error))
 
 
 @lru_cache(maxsize=1)
 def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, delta_error: float) -> Any:
+    from prv_accountant import PRVAccountant
+
     # The noise is rounded, so that a search computes few widths; less noise has a larger width, which is safe.
     less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))
     half_width = max(_half_width(less_noise, rate, steps, delta_error), 3 + eps_error)
@@ -154,7 +158,7 @@ def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, del
         )
 
     half = next_fast_len(math.ceil(half_width / mesh) + 2, real=True)  # a little wider, for a quick FFT
-    prv = _SampledGaussian(noise_multiplier, rate)
+    prv = _sampled_gaussian(noise_multiplier, rate)
     return PRVAccountant([prv], eps_error, delta_error, [steps], eps_max=(half - 1.5) * mesh)
 
 
