@@ -17,6 +17,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from pubsel.commands.rank import open_candidates
 from pubsel.data import Source, Split, features, load, open_dataset
 from pubsel.data.features import embed, load_backbone, of_source
 from pubsel.files import _KNOWN
@@ -217,6 +218,28 @@ def test_two_processes_compute_once_and_a_killed_one_leaves_nothing_that_is_read
     assert [value for value in said if value != "passed"] == [want, want]
     assert len(files(tmp_path)) == 1
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_candidates_of_a_ranking_have_features_of_their_m_images_alone(weights, tmp_path, monkeypatch):
+    """The first of the test split and, where it is too short, of the training split: as among those of all images."""
+    asked, computed = [], features.features
+    monkeypatch.setattr(
+        features, "features", lambda what, x, *more: asked.append((what, len(x))) or computed(what, x, *more)
+    )
+    for name, seed in (("private", 0), ("public", 1)):
+        parts = [(pictures(n, seed=seed + n).permute(0, 2, 3, 1).numpy(), np.arange(n) % 2) for n in (30, 12)]
+        write_npz(tmp_path / f"{name}.npz", *parts)
+    words = "private=private.npz public=[public.npz] distance=frechet distance.m=20 device=cpu overlap=leave".split()
+    network = f"model=linear ++model.backbone.architecture={NETWORK} ++model.backbone.checkpoint={weights}".split()
+    monkeypatch.chdir(tmp_path)
+    settings = checked("rank", *words, *network, "++model.backbone.input_size=32", "data_root=.")
+    _, candidates = open_candidates(settings, CPU, tmp_path)
+    assert asked == [("private.npz train", 30), ("private.npz test", 12), ("public.npz test", 20)]
+
+    source = open_dataset(str(tmp_path / "public.npz"), ".", False)
+    whole = of_source("public", source, settings.model.backbone, ".", CPU, print)
+    want = torch.cat([whole.test.x, whole.train.x[:8]])
+    torch.testing.assert_close(candidates["public.npz"].x, want, rtol=1e-5, atol=1e-5)
 
 
 # How fast it is
