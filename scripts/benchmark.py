@@ -5,14 +5,14 @@ each in a process of its own, RUNS times, and a figure is the ratio of medians, 
 pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short runs once more with memory as a
 program gets it that sets nothing (`as_it_comes`; not in the short mode). Peak memory is what a first run adds to its
 inputs. `error` is that of ours against float64; `bound`, whether a peer's sum of private rows is bounded in floating
-point, as ours is (empty: it sums none); `left_out`, the peers that cannot do the work.
+point, as ours is (empty: it clips no rows); `left_out`, the peers that cannot do the work.
 """
 
 import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
@@ -316,7 +316,7 @@ def otdd_gaussian(m: int, d: int, classes: int, device: str) -> Case:
 
 
 def frechet_distance(m: int, d: int, device: str) -> Case:
-    """Return the Frechet distance of two sets of features. The error is that against the peer, in float64."""
+    """Return the Fréchet distance of two sets of features. The error is that against the peer, in float64."""
     torch.manual_seed(0)
     x, z = ((torch.randn(m, d) @ torch.randn(d, d) / d**0.5).to(device) for _ in range(2))
 
@@ -325,7 +325,7 @@ def frechet_distance(m: int, d: int, device: str) -> Case:
 
     plain = peers.cholesky_frechet(x, z)
     candidates = {"ours": Candidate(lambda: ours), "Cholesky and eigvalsh": Candidate(lambda: plain)}
-    return Case(f"Frechet distance, m = {m}, d = {d}", candidates, lambda _: abs(ours() / plain() - 1))
+    return Case(f"Fréchet distance, m = {m}, d = {d}", candidates, lambda _: abs(ours() / plain() - 1))
 
 
 def task2vec_embedding(network: str, m: int, device: str) -> Case:
@@ -655,9 +655,16 @@ def _exactly(model: nn.Module) -> PerExampleGradients:
     return gradients
 
 
-def _exact(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    """Return blocks of G so."""
-    return _exactly(model).blocks(_doubles(x), y)
+def _exact(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[DenseGradients]:
+    """Yield blocks of G so; of an LSTM, which vmap does not take in float64, example by example."""
+    gradients = _exactly(model)
+    if not any(isinstance(module, nn.LSTM) for module in model.modules()):
+        yield from gradients.blocks(_doubles(x), y)
+        return
+    for xs, ys in zip(_doubles(x).split(1), y.split(1), strict=True):
+        losses = nn.functional.cross_entropy(gradients.model(xs), ys)
+        parts = torch.autograd.grad(losses, list(gradients.model.parameters()))
+        yield DenseGradients(torch.cat([part.flatten() for part in parts])[None])
 
 
 def _doubles(x: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def vmap_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: i
 def plain(model: nn.Module, x: Tensor, y: Tensor, layout: str, micro: int, update: bool) -> Run:
     """Return a forward and a backward pass without any per-example gradient; with `update`, a step of SGD."""
     net = _copy(model, layout)
-    images = x.to(memory_format=torch.channels_last) if layout == "NHWC" else x
+    images = x.to(memory_format=torch.channels_last) if layout == "NHWC" and x.dim() == 4 else x
     optimizer = torch.optim.SGD(net.parameters(), RATE)
 
     def run() -> None:
@@ -485,7 +485,7 @@ def random_svd_distance(a: Tensor, b: Tensor, k: int, q: int, niter: int) -> Cal
 
 
 def cholesky_frechet(x: Tensor, z: Tensor) -> Callable[[], float]:
-    """Return the squared Frechet distance of features x [n, d] and z [m, d], n > d, by a Cholesky root L of one
+    """Return the squared Fréchet distance of features x [n, d] and z [m, d], n > d, by a Cholesky root L of one
     covariance and the eigenvalues of L^T S L."""
 
     def run() -> float:
