@@ -86,7 +86,10 @@ def problem(network):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("network", ["linear", "grouped", "fmnist_cnn", "lstm", "text_encoder"])
+@pytest.mark.parametrize(
+    "network",
+    ["linear", "grouped", "fmnist_cnn", "lstm", "text_encoder", pytest.param("resnet18", marks=pytest.mark.slow)],
+)
 def test_peers_take_the_step_that_we_take(network):
     """Parameters in another order (DPLSTM) have the same numbers."""
     model, x, y = problem(network)
@@ -100,6 +103,7 @@ def test_peers_take_the_step_that_we_take(network):
         torch.testing.assert_close(direction.sort().values, ours.sort().values, atol=1e-6, rtol=1e-4, msg=name)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("network", ["lstm", "text_encoder"])
 def test_the_error_of_sequences_is_that_against_float64(network):
     assert 0 < benchmark.dp_sgd(network, 4, "cpu").error("ours") < 1e-5
