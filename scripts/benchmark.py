@@ -4,18 +4,20 @@ A case is some work, ours and its peers. Peers get their best setting first, by 
 each in a process of its own, RUNS times, and a figure is the ratio of medians, the peer's over ours. All work with huge
 pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short runs once more with memory as a
 program gets it that sets nothing (`as_it_comes`; not in the short mode). Peak memory is what a first run adds to its
-inputs. The error of ours against float64 stands beside.
+inputs. `error` is that of ours against float64; `bound`, whether a peer's sum of private rows is bounded in floating
+point, as ours is (empty: it clips no rows); `left_out`, the peers that cannot do the work.
 """
 
 import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import measuring
@@ -23,6 +25,8 @@ import peers
 import torch
 from measuring import Run
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, ResNet
+from verdict import read, table, verdicts
 
 from pubsel.algorithms import Algorithm, View
 from pubsel.algorithms.adamix import AdaMix, Centre
@@ -30,13 +34,15 @@ from pubsel.algorithms.dp_sgd import DPSGD, clipped_sum
 from pubsel.algorithms.gep import GEP, SLACK, Groups, Precision
 from pubsel.data import Split
 from pubsel.distances import otdd, task2vec
+from pubsel.distances.frechet import frechet, gaussian
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, clip_factors
+from pubsel.gradients.slots import slotting
 from pubsel.gradients.subspace import projection_metric, top_k
 from pubsel.models import build, small
 from pubsel.privacy import accountant
-from pubsel.privacy.randomness import stream
+from pubsel.privacy.randomness import Source, SystemEntropy, stream
 from pubsel.settings.keys import Labels, Lora, Model, Norm
-from pubsel.training.loop import engine, noisy_mean
+from pubsel.training.loop import ONE_PROCESS, by_unit, engine, noisy_mean
 
 RUNS = 5
 REPEAT_S = 0.2  # shorter runs are repeated for so long
@@ -57,8 +63,20 @@ NETWORKS = {
     "convnext_atto": (3, 64, 64, 10),
     "mobilenetv2": (3, 64, 64, 10),
     "dense_block": (3, 32, 32, 10),
+    "vit_small_images": (3, 32, 32, 10),
+    "resnet18": (3, 32, 32, 10),
+    "lstm": (64, 32, 10),  # steps, width
+    "text_encoder": (64, 10),  # tokens
 }
-TIMM = {"vit_tiny": "vit_tiny_patch16_224", "convnext_atto": "convnext_atto", "mobilenetv2": "mobilenetv2_100"}
+TIMM: dict[str, tuple[str, dict[str, int]]] = {  # architecture, options
+    "vit_tiny": ("vit_tiny_patch16_224", {}),
+    "vit_small_images": ("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 4}),
+    "convnext_atto": ("convnext_atto", {}),
+    "mobilenetv2": ("mobilenetv2_100", {}),
+}
+WORDS = 1000  # of the text encoder
+MOST_GIB = 4  # of gradients that a peer holds at once: more are left out
+NOT_BOUNDED = "no"  # of a peer that adds private rows up in float32
 BOUNDS = (10.0, 2.0)  # GEP's, on embedding and residual
 DENSE = "features.denseblock3.denselayer"
 BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -74,20 +92,26 @@ BACKBONES: dict[str, tuple[str, dict[str, Any]]] = {
 
 class Candidate(NamedTuple):
     """One way to do the work. build(*setting): all but the work itself is done. trial: cheaper work that tells which of
-    `settings` is best. runs: fewer than RUNS where one takes minutes; then without a warm-up."""
+    `settings` is best. runs: fewer than RUNS where one takes minutes; then without a warm-up. bound: whether its sum of
+    private rows is bounded in floating point. reaches(*setting): whether it is exact enough; then the first setting
+    that is counts as the best."""
 
     build: Callable[..., Run]
     settings: tuple[tuple[Any, ...], ...] = ((),)
     trial: Callable[..., Run] | None = None
     runs: int = RUNS
+    bound: str = ""
+    reaches: Callable[..., bool] | None = None
 
 
 class Case(NamedTuple):
-    """Work, the ways to do it (those of ours are named so), and error(name of ours) against float64."""
+    """Work, the ways to do it (those of ours are named so), error(name of ours) against float64, and the peers that
+    cannot do it, with reasons."""
 
     work: str
     candidates: dict[str, Candidate]
     error: Callable[[str], float]
+    left_out: dict[str, str] | None = None
 
 
 # The work
@@ -134,22 +158,25 @@ def dp_sgd(network: str, n: int, device: str) -> Case:
 
     def error(_: str) -> float:
         exact = sum(clipped_sum(block, 1.0) for block in _exact(model, x, y)) / n
-        return _relative(one_step(algorithm, view, x, y, 0.0), exact)
+        return _relative(stepping(algorithm, view, x, y, 0.0)(), exact)
 
+    candidates, left_out = _private_peers(model, x, y, (*MICRO, n))
+    settings = _ways(MICRO, n)
+    candidates["vmap(grad), chunks"] = Candidate(partial(peers.vmap_step, model, x, y), settings, bound=NOT_BOUNDED)
+    candidates["plain SGD"] = Candidate(partial(peers.plain, model, x, y, update=True), _ways((32, 64, n), n))
+    ours = {"ours": Candidate(lambda: _updating(algorithm, view, x, y))}
+    return Case(f"DP-SGD step, {network}, n = {n}", {**ours, **candidates}, error, left_out)
+
+
+def secure_noise(network: str, n: int, device: str) -> Case:
+    """Return a step of DP-SGD with seeded noise; its peer is the same with noise of the operating system."""
+    model, x, y = _problem(network, n, device)
+    view, algorithm = public_view(model, None), DPSGD("dp_sgd", 1.0)
     candidates = {
         "ours": Candidate(lambda: _updating(algorithm, view, x, y)),
-        "opacus hooks, one batch": Candidate(lambda: peers.opacus_step(model, x, y, n)),
-        "opacus hooks, virtual steps": Candidate(partial(peers.opacus_step, model, x, y), _upto(MICRO, n)),
-        "opacus ghost clipping": Candidate(partial(peers.ghost_step, model, x, y), _upto((*MICRO, n), n)),
-        "book-keeping as published": Candidate(partial(peers.book_keeping_step, model, x, y), _upto((*MICRO, n), n)),
-        "vmap(grad), chunks": Candidate(partial(peers.vmap_step, model, x, y), _ways(MICRO, n)),
-        "plain SGD": Candidate(partial(peers.plain, model, x, y, update=True), _ways((32, 64, n), n)),
+        "secure noise": Candidate(lambda: _updating(algorithm, view, x, y, SystemEntropy), bound="yes"),
     }
-    try:
-        peers.BookKeeping(model)
-    except ValueError:  # as published, it does not train such a network whole
-        del candidates["book-keeping as published"]
-    return Case(f"DP-SGD step, {network}, n = {n}", candidates, error)
+    return Case(f"DP-SGD step with seeded noise, {network}, n = {n}", candidates, dp_sgd(network, n, device).error)
 
 
 def linear(n: int, d: int, classes: int, device: str) -> Case:
@@ -159,11 +186,12 @@ def linear(n: int, d: int, classes: int, device: str) -> Case:
     view, algorithm = public_view(model, None), DPSGD("dp_sgd", 1.0)
 
     def error(_: str) -> float:
-        exact = one_step(algorithm, _doubled(view), x.double(), y, 0.0)
-        return _relative(one_step(algorithm, view, x, y, 0.0), exact)
+        exact = stepping(algorithm, _doubled(view), x.double(), y, 0.0)()
+        return _relative(stepping(algorithm, view, x, y, 0.0)(), exact)
 
-    candidates = {"ours": Candidate(lambda: _updating(algorithm, view, x, y)), **_linear_peers(model, x, y)}
-    return Case(f"DP-SGD step, linear classifier, n = {n}, d = {d}, C = {classes}", candidates, error)
+    others, left_out = _linear_peers(model, x, y)
+    candidates = {"ours": Candidate(lambda: _updating(algorithm, view, x, y)), **others}
+    return Case(f"DP-SGD step, linear classifier, n = {n}, d = {d}, C = {classes}", candidates, error, left_out)
 
 
 def adamix(n: int, d: int, classes: int, device: str) -> Case:
@@ -179,11 +207,12 @@ def adamix(n: int, d: int, classes: int, device: str) -> Case:
     }
 
     def error(name: str) -> float:
-        exact = one_step(settings[name], _doubled(view), x.double(), y, 0.0)
-        return _relative(one_step(settings[name], view, x, y, 0.0), exact)
+        exact = stepping(settings[name], _doubled(view), x.double(), y, 0.0)()
+        return _relative(stepping(settings[name], view, x, y, 0.0)(), exact)
 
     ours = {name: Candidate(partial(_updating, value, view, x, y)) for name, value in settings.items()}
-    return Case(f"AdaMix step, n = {n}, d = {d}, C = {classes}", {**ours, **_linear_peers(model, x, y)}, error)
+    others, left_out = _linear_peers(model, x, y)
+    return Case(f"AdaMix step, n = {n}, d = {d}, C = {classes}", {**ours, **others}, error, left_out)
 
 
 def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
@@ -207,19 +236,21 @@ def gep(network: str, m: int, n: int, k: int, device: str) -> Case:
             squares = residual.square().sum(1) + SLACK * block.rows.square().sum(1)
             total += clip_factors(torch.cat(parts, 1).norm(dim=1), BOUNDS[0]) @ inside
             total += clip_factors(squares.sqrt(), BOUNDS[1]) @ residual
-        return _relative(one_step(ways[name], view, x, y, 0.0), total / n)
+        return _relative(stepping(ways[name], view, x, y, 0.0)(), total / n)
 
-    step, trial = partial(peers.published_gep, model, public, (x, y), k, BOUNDS), (x[:128], y[:128])
+    work, trial = (model, public, (x, y), k, BOUNDS), (model, x[:128], y[:128])
+    step, few = partial(peers.published_gep, *work), partial(peers.backpack_gradients, *trial)
     published = {
-        name: Candidate(partial(step, columns), settings, partial(peers.backpack_gradients, model, *trial))
+        name: Candidate(partial(step, columns), settings, few, bound=NOT_BOUNDED)
         for name, columns, settings in (
             ("published technique", True, (("NCHW", min(n, 500)),)),
             ("published technique, tuned", False, _ways(MICRO, n)),
         )
     }
-    ours = {name: Candidate(partial(_stepping, value, view, x, y)) for name, value in ways.items()}
-    work = f"GEP step, {network}, m = {m}, n = {n}, k = {k}"
-    return Case(work, {**ours, **published}, error)
+    by_qr, few = partial(peers.vmap_gep, *work), partial(peers.vmap_gradients, *trial)
+    published["vmap + QR"] = Candidate(by_qr, _ways(MICRO, n), few, bound=NOT_BOUNDED)
+    ours = {name: Candidate(partial(stepping, value, view, x, y, 1.0)) for name, value in ways.items()}
+    return Case(f"GEP step, {network}, m = {m}, n = {n}, k = {k}", {**ours, **published}, error)
 
 
 def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int = RUNS) -> Case:
@@ -236,11 +267,25 @@ def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int =
         values, vectors = torch.linalg.eigh(rows @ rows.T)
         return torch.linalg.qr(rows.T @ (vectors[:, -k:] / values[-k:].sqrt())).Q
 
+    truth = cache(lambda: projection_metric(exact(a), exact(b)))
+
+    def within(tolerance: float, q: int, niter: int) -> bool:
+        distance = peers.random_svd_distance(a, b, k, q, niter)
+        return max(abs(distance() - truth()) for _ in range(2)) <= tolerance
+
     build, trial = partial(peers.svd_distance, a, b, k), partial(peers.svd_distance, a[: m // 4], b[: m // 4], k)
-    peer = Candidate(build, (("of G",), ("of the transpose",)), trial, runs)
-    candidates = {"ours": Candidate(lambda: ours), "torch.linalg.svd": peer}
+    random = partial(peers.random_svd_distance, a, b, k)
+    ways = [(q, niter) for q in {min(m, width * k) for width in (1, 2, 4, 8)} for niter in (1, 2, 4, 8, 16, 32)]
+    ways.sort(key=lambda way: way[0] * (way[1] + 1))  # the cheapest first
+    candidates = {
+        "ours": Candidate(lambda: ours),
+        "Gram matrix and its top eigenvectors by LAPACK": Candidate(lambda: peers.gram_distance(a, b, k)),
+        "to 1e-5: torch.svd_lowrank": Candidate(random, tuple(ways), reaches=partial(within, 1e-5)),
+        "to 1e-3: torch.svd_lowrank": Candidate(random, tuple(ways), reaches=partial(within, 1e-3)),
+        "torch.linalg.svd": Candidate(build, (("of G",), ("of the transpose",)), trial, runs),
+    }
     work = f"GSD of two gradient matrices, {network}, m = {m}, k = {k}"
-    return Case(work, candidates, lambda _: abs(ours() - projection_metric(exact(a), exact(b))))
+    return Case(work, candidates, lambda _: abs(ours() - truth()))
 
 
 def otdd_gaussian(m: int, d: int, classes: int, device: str) -> Case:
@@ -253,12 +298,34 @@ def otdd_gaussian(m: int, d: int, classes: int, device: str) -> Case:
     def ours() -> float:
         return otdd.otdd(otdd.labelled_examples(x, y), otdd.labelled_examples(z, y))
 
-    plain = peers.plain_otdd(x, y, z, y)
+    plain, entropic = peers.plain_otdd(x, y, z, y), partial(peers.sinkhorn_otdd, x, y, z, y)
+
+    def within(tolerance: float, *setting: Any) -> bool:
+        return abs(entropic(*setting)() / ours() - 1) <= tolerance
+
+    ways = tuple(("sinkhorn", part) for part in (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001))
     candidates = {
         "ours": Candidate(lambda: ours),
         "covariances and their roots, by eigh": Candidate(lambda: plain, runs=1),
+        "to 1e-3: POT's Sinkhorn": Candidate(entropic, ways, reaches=partial(within, 1e-3)),
+        "to 1e-2: POT's Sinkhorn": Candidate(entropic, ways, reaches=partial(within, 1e-2)),
     }
-    return Case(f"OTDD, m = {m}, d = {d}, {classes} classes", candidates, lambda _: abs(ours() / float(plain()) - 1))
+    left_out = {"POT's Sinkhorn at our error": "its kernel is zero in float64 before"}
+    work = f"OTDD, m = {m}, d = {d}, {classes} classes"
+    return Case(work, candidates, lambda _: abs(ours() / plain() - 1), left_out)
+
+
+def frechet_distance(m: int, d: int, device: str) -> Case:
+    """Return the Fréchet distance of two sets of features. The error is that against the peer, in float64."""
+    torch.manual_seed(0)
+    x, z = ((torch.randn(m, d) @ torch.randn(d, d) / d**0.5).to(device) for _ in range(2))
+
+    def ours() -> float:
+        return frechet(gaussian(x), gaussian(z))
+
+    plain = peers.cholesky_frechet(x, z)
+    candidates = {"ours": Candidate(lambda: ours), "Cholesky and eigvalsh": Candidate(lambda: plain)}
+    return Case(f"Fréchet distance, m = {m}, d = {d}", candidates, lambda _: abs(ours() / plain() - 1))
 
 
 def task2vec_embedding(network: str, m: int, device: str) -> Case:
@@ -321,8 +388,8 @@ def _backbone(name: str) -> Work:
     return Work(backbone, {"name": name, "n": 16}, None, {"name": name, "n": 1})
 
 
-def _features(make: Callable[..., Case], n: int, classes: int, short: int | None) -> Work:
-    sizes = {"d": 2048, "classes": classes}
+def _features(make: Callable[..., Case], n: int, classes: int, short: int | None, d: int = 2048) -> Work:
+    sizes = {"d": d, "classes": classes}
     return Work(make, {"n": n} | sizes, {"n": short} | sizes if short else None, {"n": 8, "d": 64, "classes": 4})
 
 
@@ -339,20 +406,33 @@ WORK = {
     "dp_sgd_convnext_atto": _network(dp_sgd, "convnext_atto", 32, None),
     "dp_sgd_mobilenetv2": _network(dp_sgd, "mobilenetv2", 32, None),
     "dp_sgd_dense_block": _network(dp_sgd, "dense_block", 64, None),
+    "dp_sgd_vit_small_images": _network(dp_sgd, "vit_small_images", 32, None),
+    "dp_sgd_resnet18": _network(dp_sgd, "resnet18", 64, None),
+    "dp_sgd_lstm": _network(dp_sgd, "lstm", 64, None),
+    "dp_sgd_text_encoder": _network(dp_sgd, "text_encoder", 64, None),
+    "secure_noise_mlp": _network(secure_noise, "mlp", 512, None),
+    "secure_noise_resnet18": _network(secure_noise, "resnet18", 64, None),
     "backbone_resnet152_fc": _backbone("resnet152, last layer"),
     "backbone_resnet152": _backbone("resnet152, Table 6"),
     "backbone_densenet121": _backbone("densenet121, Table 6"),
     "backbone_vit": _backbone("vit_base, LoRA"),
     "linear_c10": _features(linear, 1024, 10, 1024),
     "linear_c100": _features(linear, 1024, 100, None),
+    "linear_large_c10": _features(linear, 8000, 10, None, 1280),
+    "linear_large_c100": _features(linear, 8000, 100, None, 1280),
+    "linear_large_c1000": _features(linear, 2000, 1000, None, 1280),
     "adamix": _features(adamix, 5000, 67, None),
     "gep_fmnist_cnn": _steps("fmnist_cnn", (2000, 1000, 500), (500, 250, 125)),
     "gep_resnet20": _steps("resnet20", (2000, 1000, 1000), None),
     "gsd_500": Work(gsd, {"m": 500}, {"m": 125}, {"m": 40}),
     "gsd_2000": Work(gsd, {"m": 2000, "runs": 1}, None, {"m": 40}),
+    "gsd_fmnist_cnn": Work(
+        gsd, {"m": 2000, "network": "fmnist_cnn", "runs": 1}, None, {"m": 40, "network": "fmnist_cnn"}
+    ),
     "otdd": Work(
         otdd_gaussian, *({"m": m, "d": d, "classes": c} for m, d, c in ((2000, 784, 10), (250, 784, 5), (20, 8, 2)))
     ),
+    "frechet": Work(frechet_distance, {"m": 2000, "d": 1280}, None, {"m": 40, "d": 8}),
     "task2vec_fmnist_cnn": Work(
         task2vec_embedding, {"network": "fmnist_cnn", "m": 2000}, None, {"network": "fmnist_cnn", "m": 40}
     ),
@@ -364,9 +444,10 @@ WORK = {
 
 
 def random_images(network: str, n: int, device: str) -> tuple[Tensor, Tensor]:
-    """Return images and labels of the size that `network` takes."""
+    """Return images, or sequences, and labels of the size that `network` takes."""
     *shape, classes = NETWORKS[network]
-    return torch.randn(n, *shape).to(device), torch.randint(classes, (n,)).to(device)
+    x = torch.randint(WORDS, (n, *shape)) if network == "text_encoder" else torch.randn(n, *shape)
+    return x.to(device), torch.randint(classes, (n,)).to(device)
 
 
 def _problem(network: str, n: int, device: str) -> tuple[nn.Module, Tensor, Tensor]:
@@ -377,12 +458,13 @@ def _problem(network: str, n: int, device: str) -> tuple[nn.Module, Tensor, Tens
 def network_of(name: str) -> nn.Module:
     """Return one of NETWORKS, all of it trained; those that pubsel has not are kinds of networks that people bring
     along."""
-    channels, *_, classes = NETWORKS[name]
+    channels, *pixels, classes = NETWORKS[name]
     if name in small.NETWORKS:
         return small.NETWORKS[name](*NETWORKS[name])
     if name in TIMM:
-        given = Model("timm", TIMM[name], False, None, Norm.replace, None)
-        net = build(given, NETWORKS[name][:3], classes, (0.5,) * 3, (0.5,) * 3, 0)
+        architecture, options = TIMM[name]
+        given = Model("timm", architecture, False, None, Norm.replace, None, options=options)
+        net = build(given, (channels, pixels[0], pixels[1]), classes, (0.5,) * 3, (0.5,) * 3, 0)
         for module in net.modules():
             if hasattr(module, "inplace"):
                 module.inplace = False  # type: ignore[assignment] # hooks of opacus fail at what is overwritten
@@ -390,8 +472,12 @@ def network_of(name: str) -> nn.Module:
     if name == "mlp":
         hidden = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU()]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, classes))
-    if name == "token_mlps":
-        return TokenMLPs(classes)
+    if name in ("token_mlps", "lstm", "text_encoder"):
+        return {"token_mlps": TokenMLPs, "lstm": Recurrent, "text_encoder": TextEncoder}[name](classes)
+    if name == "resnet18":
+        resnet = ResNet(Residual, [2, 2, 2, 2], classes, norm_layer=partial(nn.GroupNorm, 32))
+        resnet.relu = nn.ReLU()
+        return resnet
     if name == "dense_block":
         growing = [DenseLayer(24 + 12 * i, 12) for i in range(6)]
         return nn.Sequential(nn.Conv2d(channels, 24, 3, 2, 1), *growing, *head(24 + 12 * 6, classes))
@@ -422,6 +508,38 @@ class TokenMLPs(nn.Module):
         return self.head(tokens.mean(1))
 
 
+class Residual(BasicBlock):  # type: ignore[misc] # torchvision has no types
+    """A block of ResNet18 that overwrites nothing: hooks of opacus fail at it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return torch.relu(inner + (x if self.downsample is None else self.downsample(x)))
+
+
+class Recurrent(nn.Module):
+    """An LSTM, and a classifier of its last state."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(32, 64, batch_first=True), nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class TextEncoder(nn.Module):
+    """An embedding, two encoder layers, and a classifier of the mean over tokens."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(WORDS, 128), nn.Linear(128, classes)
+        layers = [nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(x)).mean(1))
+
+
 class DenseLayer(nn.Module):
     """A layer of a DenseNet: its output is joined to its input."""
 
@@ -440,15 +558,36 @@ def _linear(n: int, d: int, classes: int, device: str) -> tuple[nn.Module, Tenso
     return nn.Linear(d, classes).to(device), x.to(device), torch.randint(classes, (n,)).to(device)
 
 
-def _linear_peers(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Candidate]:
+Peers = tuple[dict[str, Candidate], dict[str, str]]  # candidates; those left out, with reasons
+
+
+def _linear_peers(model: nn.Module, x: Tensor, y: Tensor) -> Peers:
     n = len(x)
-    return {
-        "opacus hooks, one batch": Candidate(lambda: peers.opacus_step(model, x, y, n)),
-        "opacus hooks, virtual steps": Candidate(partial(peers.opacus_step, model, x, y), _upto(MICRO, n)),
-        "opacus ghost clipping": Candidate(partial(peers.ghost_step, model, x, y), _upto((256, n), n)),
-        "plain SGD": Candidate(lambda: peers.plain(model, x, y, "NCHW", n, update=True)),
-        "two matrix products alone": Candidate(partial(peers.two_products, model, x), (("W x^T",), ("x W^T",))),
+    candidates, left_out = _private_peers(model, x, y, (256, n))
+    candidates["plain SGD"] = Candidate(lambda: peers.plain(model, x, y, "NCHW", n, update=True))
+    products = partial(peers.two_products, model, x)
+    candidates["two matrix products alone"] = Candidate(products, (("W x^T",), ("x W^T",)))
+    return candidates, left_out
+
+
+def _private_peers(model: nn.Module, x: Tensor, y: Tensor, whole: tuple[int, ...]) -> Peers:
+    """Return the peers that take a step of DP-SGD. whole: batches of those that form no gradients of examples."""
+    n, left_out = len(x), {}
+    ways: dict[str, tuple[Callable[..., Run], tuple[tuple[Any, ...], ...]]] = {
+        "opacus hooks, one batch": (lambda: peers.opacus_step(model, x, y, n), ((),)),
+        "opacus hooks, virtual steps": (partial(peers.opacus_step, model, x, y), _upto(MICRO, n)),
+        "opacus ghost clipping": (partial(peers.ghost_step, model, x, y), _upto(whole, n)),
+        "book-keeping as published": (partial(peers.book_keeping_step, model, x, y), _upto(whole, n)),
     }
+    gib = n * sum(4 * p.numel() for p in model.parameters()) / 2**30
+    if gib > MOST_GIB:
+        left_out["opacus hooks, one batch"] = f"{gib:.1f} GiB of gradients"
+    try:
+        peers.BookKeeping(model)
+    except ValueError as reason:  # as published, it does not train such a network whole
+        left_out["book-keeping as published"] = str(reason)
+    candidates = {name: Candidate(*way, bound=NOT_BOUNDED) for name, way in ways.items() if name not in left_out}
+    return candidates, left_out
 
 
 def _used_up(engine: PerExampleGradients, x: Tensor, y: Tensor) -> Run:
@@ -477,7 +616,7 @@ def public_view(model: nn.Module, public: Split | None, classes: int = 10) -> Vi
 def _doubled(view: View) -> View:
     """Return the same in float64, with gradients by vmap(grad) in place of ours."""
     gradients = _exactly(view.model)
-    public = Split(view.public.x.double(), view.public.y) if view.public is not None else None
+    public = Split(_doubles(view.public.x), view.public.y) if view.public is not None else None
     return view._replace(model=gradients.model, gradients=gradients, public=public)
 
 
@@ -486,23 +625,34 @@ def gep_settings(k: int, precision: Precision = Precision.float32) -> GEP:
     return GEP("gep", k, *BOUNDS, True, Groups.slices, 1, Labels.random, True, precision)
 
 
-def one_step(algorithm: Algorithm, view: View, x: Tensor, y: Tensor, noise: float) -> Tensor:
-    """Return a descent direction [p], noise included, from x [n, ...], y [n]."""
-    mechanism = algorithm.mechanism(view, 0)
-    source = stream("benchmark", "noise")
-    return mechanism.decode(noisy_mean(mechanism, view.gradients, Split(x, y), noise, source, len(x))[0])
+def stepping(
+    algorithm: Algorithm,
+    view: View,
+    x: Tensor,
+    y: Tensor,
+    noise: float,
+    source: Callable[[], Source] = lambda: stream("benchmark", "noise"),
+) -> Callable[[], Tensor]:
+    """Return a step on all of x [n, ...], y [n, ...], as `fit` takes it: -> a descent direction [p], noise included.
+    What `fit` sets up before its first step, slots, is set up."""
+    slots = slotting(view.gradients, x, y, len(x))
+    private = Split(x, y) if slots is None else Split(*slots.arrange(x, y))
+
+    def step() -> Tensor:
+        chosen, summed = by_unit(None, None, view.gradients, slots)
+        mechanism, batch = ONE_PROCESS.begin(0, private, chosen, partial(algorithm.mechanism, view, 0))
+        return mechanism.decode(noisy_mean(mechanism, summed, batch, noise, source(), len(x))[0])
+
+    return step
 
 
-def _stepping(algorithm: Algorithm, view: View, x: Tensor, y: Tensor) -> Run:
-    return lambda: one_step(algorithm, view, x, y, 1.0)
-
-
-def _updating(algorithm: Algorithm, view: View, x: Tensor, y: Tensor) -> Run:
+def _updating(algorithm: Algorithm, view: View, x: Tensor, y: Tensor, *source: Callable[[], Source]) -> Run:
     parameters = list(view.model.parameters())
     optimizer = torch.optim.SGD(parameters, peers.RATE)
+    step = stepping(algorithm, view, x, y, 1.0, *source)
 
     def run() -> None:
-        direction = one_step(algorithm, view, x, y, 1.0)
+        direction = step()
         for parameter, columns in zip(parameters, view.gradients.offsets.values(), strict=True):
             parameter.grad = direction[columns].view_as(parameter)
         optimizer.step()
@@ -517,9 +667,21 @@ def _exactly(model: nn.Module) -> PerExampleGradients:
     return gradients
 
 
-def _exact(model: nn.Module, x: Tensor, y: Tensor) -> Any:
-    """Return blocks of G so."""
-    return _exactly(model).blocks(x.double(), y)
+def _exact(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[DenseGradients]:
+    """Yield blocks of G so; of an LSTM, which vmap does not take in float64, example by example."""
+    gradients = _exactly(model)
+    if not any(isinstance(module, nn.LSTM) for module in model.modules()):
+        yield from gradients.blocks(_doubles(x), y)
+        return
+    for xs, ys in zip(_doubles(x).split(1), y.split(1), strict=True):
+        losses = nn.functional.cross_entropy(gradients.model(xs), ys)
+        parts = torch.autograd.grad(losses, list(gradients.model.parameters()))
+        yield DenseGradients(torch.cat([part.flatten() for part in parts])[None])
+
+
+def _doubles(x: Tensor) -> Tensor:
+    """Return x in float64; tokens as they are."""
+    return x.double() if x.is_floating_point() else x
 
 
 def _relative(found: Tensor, exact: Any) -> float:
@@ -556,24 +718,43 @@ class Racer(NamedTuple):
 READY: list[Run] = []  # in a candidate's process: what it repeats
 
 
-def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> tuple[str, dict[str, int], list[str]]:
-    """Return what the work is, how many runs each candidate gets, and the peers whose runs are short."""
+class Survey(NamedTuple):
+    """The work; the number of runs of each candidate, and whether its sum is bounded; the peers whose runs are short;
+    those that are left out, with reasons."""
+
+    work: str
+    runs: dict[str, int]
+    bounds: dict[str, str]
+    short: list[str]
+    left_out: dict[str, str]
+
+
+def survey(make: Callable[..., Case], sizes: dict[str, Any]) -> Survey:
+    """Return what is known of a case before it runs."""
     case = make(**sizes)
-    short = [name for name, c in case.candidates.items() if c.trial is None and not name.startswith("ours")]
-    return case.work, {name: candidate.runs for name, candidate in case.candidates.items()}, short
+    every = case.candidates
+    runs, bounds = {name: c.runs for name, c in every.items()}, {name: c.bound for name, c in every.items()}
+    short = [name for name, c in every.items() if c.trial is None and not name.startswith("ours")]
+    return Survey(case.work, runs, bounds, short, dict(case.left_out or {}))
 
 
 def get_ready(
     make: Callable[..., Case], sizes: dict[str, Any], name: str, tries: int, warm_s: float
-) -> tuple[Any, ...]:
-    """Set a candidate up at its best setting, by the best of `tries` runs each; warm it up. Returns the setting."""
+) -> tuple[Any, ...] | None:
+    """Set a candidate up at its best setting, by the best of `tries` runs each; warm it up. Returns the setting; None
+    if none is exact enough."""
     candidate = make(**sizes).candidates[name]
 
     def quick(setting: tuple[Any, ...]) -> float:
         run = (candidate.trial or candidate.build)(*setting)
         return min(measuring.seconds(run) for _ in range(tries))
 
-    setting = candidate.settings[0] if len(candidate.settings) == 1 else min(candidate.settings, key=quick)
+    if candidate.reaches is not None:
+        setting = next((setting for setting in candidate.settings if candidate.reaches(*setting)), None)
+        if setting is None:
+            return None
+    else:
+        setting = candidate.settings[0] if len(candidate.settings) == 1 else min(candidate.settings, key=quick)
     READY[:] = [candidate.build(*setting)]
     began = time.perf_counter()
     while candidate.runs >= RUNS and time.perf_counter() < began + warm_s:  # allocators and kernels settle
@@ -590,20 +771,22 @@ def again() -> float:
 
 def race(
     make: Callable[..., Case], sizes: dict[str, Any], threads: int, short: bool
-) -> tuple[str, dict[Racer, Timing]]:
+) -> tuple[Survey, dict[Racer, Timing]]:
     """Return what the work is; and the times of all candidates, which run in turn, each in a process of its own, so
-    that none works with what another has left in caches of memory."""
-    work, runs, quick = measuring.fresh(threads, survey, make, sizes)
-    racers = [Racer(name) for name in runs] + [Racer(name, False) for name in quick if not short]
-    times: dict[Racer, list[float]] = {racer: [] for racer in racers}
+    that none works with what another has left in caches of memory. Those that are not exact enough are left out."""
+    known = measuring.fresh(threads, survey, make, sizes)
+    racers = [Racer(name) for name in known.runs] + [Racer(name, False) for name in known.short if not short]
     with ExitStack() as stack:
         workers = {racer: stack.enter_context(measuring.process(threads, racer.keep)) for racer in racers}
         effort = (1, 0.2) if short else (3, 2.0)
-        settings = {r: w.submit(get_ready, make, sizes, r.name, *effort).result() for r, w in workers.items()}
+        tried = {r: w.submit(get_ready, make, sizes, r.name, *effort).result() for r, w in workers.items()}
+        settings = {racer: setting for racer, setting in tried.items() if setting is not None}
+        times: dict[Racer, list[float]] = {racer: [] for racer in settings}
         for i in range(RUNS):
-            for racer in (racer for racer in racers if i < runs[racer.name]):
+            for racer in (racer for racer in settings if i < known.runs[racer.name]):
                 times[racer].append(workers[racer].submit(again).result())
-    return work, {racer: Timing(settings[racer], statistics.median(t), len(t)) for racer, t in times.items()}
+    known.left_out.update({racer.name: "no setting does" for racer in tried.keys() - settings.keys()})
+    return known, {racer: Timing(settings[racer], statistics.median(t), len(t)) for racer, t in times.items()}
 
 
 def peak(
@@ -623,7 +806,7 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
     """Return a row for each peer of each of ours."""
     sizes = (work.short if short else work.full) or {}
     sizes, tiny = sizes | {"device": device}, work.tiny | {"device": device}
-    title, timings = race(work.make, sizes, threads, short)
+    known, timings = race(work.make, sizes, threads, short)
     kept = {racer.name: timing for racer, timing in timings.items() if racer.keep}
     with ThreadPoolExecutor(2) as pool:  # each in a process of its own, so two at once
         measured = {
@@ -638,7 +821,7 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
         for peer in (name for name in kept if not name.startswith("ours")):
             default = timings.get(Racer(peer, False))
             row = {
-                "work": title + ours.removeprefix("ours"),
+                "work": known.work + ours.removeprefix("ours"),
                 "peer": _label(peer, kept[peer]),
                 "ours_s": f"{seconds:.4g}",
                 "peer_s": f"{kept[peer].seconds:.4g}",
@@ -648,6 +831,8 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
                 "peer_mib": f"{memory[peer]:.1f}",
                 "memory_ratio": f"{memory[peer] / max(memory[ours], 0.1):.2f}",
                 "error": f"{wrong:.1e}",
+                "bound": known.bounds[peer],
+                "left_out": "; ".join(f"{name}: {reason}" for name, reason in known.left_out.items()),
             }
             rows.append(row)
     return rows
@@ -671,7 +856,14 @@ def main() -> None:
     arguments.add_argument(
         "--to", "--output", type=measuring.target, help="a CSV; with --only none is written unless this is given"
     )
+    arguments.add_argument("--summary", type=Path, metavar="CSV", help="measure nothing; print the verdicts on a file")
     given = arguments.parse_args()
+    if given.summary is not None:
+        lines = verdicts(read(given.summary))
+        print(table(lines))
+        for title, line in (("worst", lines[0]), ("best", lines[-1])):
+            print(f"{title}: {line.time:.2f} x time, {line.memory:.2f} x memory: {line.work} vs {line.peer}")
+        return
     where = measuring.origin(given.device, given.threads)
     chosen = {name: w for name, w in WORK.items() if name.startswith(given.only) and (w.short or not given.short)}
     if not chosen:
@@ -681,6 +873,8 @@ def main() -> None:
         for row in compare(work, given.short, given.device, given.threads):
             print(LINE.format(**row), flush=True)
             rows.append(row)
+        if rows[-1]["left_out"]:
+            print(f"left out: {rows[-1]['left_out']}", flush=True)
         path = given.to or (None if given.only else measuring.target("results/benchmark.csv"))
         if path is not None:
             measuring.write(path, rows, where)

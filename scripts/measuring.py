@@ -23,7 +23,9 @@ from pubsel.settings.outputs import Output, output
 Run = Callable[[], object]
 
 PROCESSES = multiprocessing.get_context("forkserver")  # of a server that has imported, and computed nothing
-PROCESSES.set_forkserver_preload(["opacus", "backpack.extensions", "dp_accounting.pld", "pubsel.training.loop"])
+PROCESSES.set_forkserver_preload(
+    ["opacus", "backpack.extensions", "dp_accounting.pld", "torchvision.models.resnet", "pubsel.training.loop"]
+)
 
 
 def seconds(run: Run) -> float:

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import dp_accounting
 import ot
+import scipy.linalg
 import torch
 from backpack import backpack, extend
 from backpack.extensions import BatchGrad
@@ -18,6 +19,7 @@ from measuring import Run
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from pubsel.gradients.matrix import PerExampleGradients
@@ -91,10 +93,16 @@ def backpack_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, micr
     return run
 
 
-def vmap_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: int) -> Run:
-    """Return torch.func's vmap(grad), `chunk` examples at a time, into memory that is used again, as ours."""
+def by_vmap_alone(model: nn.Module, layout: str, chunk: int) -> PerExampleGradients:
+    """Return per-example gradients by torch.func's vmap(grad), `chunk` examples at a time."""
     engine = PerExampleGradients(copy.deepcopy(model), chunk)
     engine.model, engine._by_layers = _copy(model, layout), False
+    return engine
+
+
+def vmap_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: int) -> Run:
+    """Return torch.func's vmap(grad), `chunk` examples at a time, into memory that is used again, as ours."""
+    engine = by_vmap_alone(model, layout, chunk)
 
     def run() -> None:
         for _ in engine.blocks(x, y):
@@ -106,7 +114,7 @@ def vmap_gradients(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: i
 def plain(model: nn.Module, x: Tensor, y: Tensor, layout: str, micro: int, update: bool) -> Run:
     """Return a forward and a backward pass without any per-example gradient; with `update`, a step of SGD."""
     net = _copy(model, layout)
-    images = x.to(memory_format=torch.channels_last) if layout == "NHWC" else x
+    images = x.to(memory_format=torch.channels_last) if layout == "NHWC" and x.dim() == 4 else x
     optimizer = torch.optim.SGD(net.parameters(), RATE)
 
     def run() -> None:
@@ -119,13 +127,46 @@ def plain(model: nn.Module, x: Tensor, y: Tensor, layout: str, micro: int, updat
     return run
 
 
+# Layers that opacus and book-keeping know
+
+
+class Attention(nn.Module):
+    """nn.MultiheadAttention over [n, T, d] as two linear layers, with the same parameters in the same order. In place
+    of DPMultiheadAttention, which mixes up heads and positions with batch_first=True (opacus 1.6.0)."""
+
+    batch_first = False  # for nn.TransformerEncoderLayer: no way around forward
+
+    def __init__(self, attention: nn.MultiheadAttention):
+        super().__init__()
+        width = attention.embed_dim
+        self.heads, self.joined = attention.num_heads, nn.Linear(width, 3 * width)
+        self.out_proj = nn.Linear(width, width)
+        self.joined.weight, self.joined.bias = attention.in_proj_weight, attention.in_proj_bias
+        self.out_proj.weight, self.out_proj.bias = attention.out_proj.weight, attention.out_proj.bias
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **_: object) -> tuple[Tensor, None]:
+        """Return self-attention: all three are the same."""
+        q, k, v = self.joined(query).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # each [n, h, T, d / h]
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out_proj(mixed.transpose(1, 2).flatten(2)), None
+
+
+def in_known_layers(model: nn.Module) -> nn.Module:
+    """Return the model with layers that opacus and book-keeping know for those of torch: attention as linear layers,
+    DPLSTM for nn.LSTM. It shares the parameters of attention."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.MultiheadAttention):
+            model.set_submodule(name, Attention(module))
+    return ModuleValidator.fix(model) if any(isinstance(module, nn.LSTM) for module in model.modules()) else model
+
+
 # Steps
 
 
 def opacus_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
     """Return a DP-SGD step, clipped to 1, by Opacus hooks; virtual steps of `micro` examples. Returns the noisy mean
     [p]."""
-    hooked = GradSampleModule(_copy(model, "NCHW")).train()
+    hooked = GradSampleModule(in_known_layers(_copy(model, "NCHW"))).train()
     optimizer = DPOptimizer(
         torch.optim.SGD(hooked.parameters(), RATE),
         noise_multiplier=noise,
@@ -147,7 +188,7 @@ def opacus_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float
 def ghost_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float = 1.0) -> Run:
     """Return the same by Opacus ghost clipping, which passes backward twice and forms no per-example gradient."""
     hooked = GradSampleModuleFastGradientClipping(
-        _copy(model, "NCHW"), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="mean"
+        in_known_layers(_copy(model, "NCHW")), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="mean"
     ).train()
     optimizer = DPOptimizerFastGradientClipping(
         torch.optim.SGD(hooked.parameters(), RATE),
@@ -170,8 +211,7 @@ def ghost_step(model: nn.Module, x: Tensor, y: Tensor, micro: int, noise: float 
 
 def vmap_step(model: nn.Module, x: Tensor, y: Tensor, layout: str, chunk: int, noise: float = 1.0) -> Run:
     """Return the same by torch.func's vmap(grad), `chunk` examples at a time: rows clipped and added up in float32."""
-    engine = PerExampleGradients(copy.deepcopy(model), chunk)
-    engine.model, engine._by_layers = _copy(model, layout), False
+    engine = by_vmap_alone(model, layout, chunk)
     optimizer = torch.optim.SGD(engine.model.parameters(), RATE)
 
     def run() -> Tensor:
@@ -191,18 +231,19 @@ class BookKeeping:
     fastDP), in float32: activations are kept, one backward pass goes to the outputs of layers, a layer's norms come
     from products of its positions if 2 T^2 <= a b, else from its gradients, which are then kept for the sum.
 
-    It knows linear layers, convolutions in one group and normalisation; ValueError if another parameter is trained.
+    It knows linear layers, attention as linear layers, convolutions, embeddings and normalisation; ValueError if
+    another parameter is trained.
     """
 
     def __init__(self, model: nn.Module):
-        self.net = _copy(model, "NCHW").requires_grad_(False)
+        self.net = in_known_layers(_copy(model, "NCHW")).requires_grad_(False)
         self.kept: list[tuple[nn.Module, Tensor, Tensor]] = []
-        known = (nn.Linear, nn.Conv2d, nn.GroupNorm, nn.LayerNorm)
-        layers = [module for module in self.net.modules() if isinstance(module, known)]
-        owned = sum(p.numel() for layer in layers for p in layer.parameters())
-        grouped = any(isinstance(layer, nn.Conv2d) and layer.groups > 1 for layer in layers)
-        if grouped or owned < sum(p.numel() for p in self.net.parameters()):
-            raise ValueError("a parameter belongs to no layer that book-keeping knows")
+        known = (nn.Linear, nn.Conv2d, nn.Embedding, nn.GroupNorm, nn.LayerNorm)
+        layers = [module for module in self.net.modules() if type(module) in known and list(module.parameters())]
+        owned = {id(p) for layer in layers for p in layer.parameters()}
+        others = [name for name, p in self.net.named_parameters() if id(p) not in owned]
+        if others:
+            raise ValueError(f"it knows no layer that the parameter {others[0]} belongs to")
         for layer in layers:
             layer.register_forward_hook(self._keep)
 
@@ -236,28 +277,38 @@ def _parts(layer: nn.Module, x: Tensor, e: Tensor) -> Iterator[Part]:
     def written(parameter: Tensor, g: Tensor) -> Part:  # g [n, *shape]
         return parameter, g.flatten(1).square().sum(1), lambda factors: torch.tensordot(factors, g, 1)
 
-    if not any(True for _ in layer.parameters()):
+    if isinstance(layer, nn.Embedding):
+        same = x[:, :, None] == x[:, None]
+        norms = (same * (e @ e.mT)).sum((1, 2))
+        empty = torch.zeros_like(layer.weight)
+        yield layer.weight, norms, lambda f: empty.index_add(0, x.flatten(), (e * f[:, None, None]).flatten(0, 1))
         return
 
-    if not isinstance(layer, nn.Linear | nn.Conv2d):
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm):
         last = isinstance(layer, nn.LayerNorm)
         normal = (
             nn.functional.layer_norm(x, layer.normalized_shape, eps=layer.eps)
             if isinstance(layer, nn.LayerNorm)
-            else nn.functional.group_norm(x, layer.num_groups, eps=layer.eps)  # type: ignore[arg-type]
+            else nn.functional.group_norm(x, layer.num_groups, eps=layer.eps)
         )
         places = tuple(range(1, e.dim() - 1)) if last else tuple(range(2, e.dim()))
-        yield written(layer.weight, (e * normal).sum(places) if places else e * normal)  # type: ignore[arg-type]
-        yield written(layer.bias, e.sum(places) if places else e)  # type: ignore[arg-type]
+        yield written(layer.weight, (e * normal).sum(places) if places else e * normal)
+        yield written(layer.bias, e.sum(places) if places else e)
         return
 
+    assert isinstance(layer, nn.Linear | nn.Conv2d)
+    groups = 1
     if isinstance(layer, nn.Conv2d):
         x = nn.functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride).mT  # type: ignore[arg-type]
-        e = e.flatten(2).mT
+        e, groups = e.flatten(2).mT, layer.groups
     a, e = x.reshape(len(x), -1, x.shape[-1]), e.reshape(len(e), -1, e.shape[-1])  # [n, T, a], [n, T, b]
     weight, positions = layer.weight, a.shape[1]
     if layer.bias is not None:
         yield written(layer.bias, e.sum(1))
+    if groups > 1:
+        parts = (rows.unflatten(2, (groups, -1)).transpose(1, 2) for rows in (e, a))  # [n, g, T, b / g], [n, g, T, a]
+        yield written(weight, torch.einsum("ngtb,ngta->ngba", *parts).reshape(-1, *weight.shape))
+        return
     if 2 * positions**2 > weight.numel():
         yield written(weight, (e.mT @ a).view(-1, *weight.shape))
         return
@@ -329,9 +380,9 @@ def published_gep(
     columns: bool,
     layout: str,
     micro: int,
+    noise: float = 1.0,
 ) -> Run:
-    """Return a GEP step as published: G [m, p] and G [n, p] by BackPACK and held, three slices of columns, one power
-    iteration, Gram-Schmidt column by column, the residual [n, p] written out, both clipped, noise on both.
+    """Return a GEP step as published: per-example gradients by BackPACK, Gram-Schmidt column by column.
 
     columns: a basis is [p, k], as published, and not [k, p], which is faster. Without the published diagnostic of the
     basis; BackPACK in micro-batches, not all at once; rows clipped together, not in a loop: each makes it faster than
@@ -342,27 +393,58 @@ def published_gep(
     def matrix(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([torch.cat([g.flatten(1) for g in parts], 1) for parts in batches(x, y)])
 
+    def basis(g: Tensor, start: Tensor) -> Tensor:
+        return gram_schmidt_columns(g.T @ (g @ start.T)).T if columns else gram_schmidt((start @ g.T) @ g)
+
+    return lambda: _gep_direction(matrix(*public), matrix(*private), basis, k, bounds, noise)
+
+
+def vmap_gep(
+    model: nn.Module,
+    public: Examples,
+    private: Examples,
+    k: int,
+    bounds: tuple[float, float],
+    layout: str,
+    chunk: int,
+    noise: float = 1.0,
+) -> Run:
+    """Return the same by torch.func's vmap(grad) and torch.linalg.qr."""
+    engine = by_vmap_alone(model, layout, chunk)
+
+    def basis(g: Tensor, start: Tensor) -> Tensor:
+        return torch.linalg.qr(g.T @ (g @ start.T)).Q.T
+
+    return lambda: _gep_direction(engine.matrix(*public).rows, engine.matrix(*private).rows, basis, k, bounds, noise)
+
+
+def _gep_direction(
+    g_public: Tensor,
+    g_private: Tensor,
+    basis_of: Callable[[Tensor, Tensor], Tensor],
+    k: int,
+    bounds: tuple[float, float],
+    noise: float,
+) -> Tensor:
+    """Return a descent direction [p] from G [m, p] and G [n, p], which are held: three slices of columns, one power
+    iteration by basis_of(G_slice, start [k / 3, p / 3]), the residual [n, p] written out, both clipped, noise on
+    both."""
+
     def noisy_sum(rows: Tensor, bound: float) -> Tensor:
         rows *= (bound / rows.norm(dim=1)).clamp(max=1)[:, None]
-        return rows.sum(0) + 2**0.5 * bound * torch.randn(rows.shape[1], device=rows.device)
+        return rows.sum(0) + noise * 2**0.5 * bound * torch.randn(rows.shape[1], device=rows.device)
 
-    def run() -> Tensor:
-        g_public, g_private = matrix(*public), matrix(*private)
-        p = g_public.shape[1]
-        slices = [slice(round(a), round(b)) for a, b in pairwise(i * p / 3 for i in range(4))]
-        bases, embeddings, residual = [], [], torch.empty_like(g_private)
-        for s in slices:
-            start = torch.randn(k // 3, s.stop - s.start, device=g_public.device)
-            g = g_public[:, s]
-            basis = gram_schmidt_columns(g.T @ (g @ start.T)).T if columns else gram_schmidt((start @ g.T) @ g)
-            bases.append(basis)
-            embeddings.append(g_private[:, s] @ basis.T)
-            residual[:, s] = g_private[:, s] - embeddings[-1] @ basis
-        parts = noisy_sum(torch.cat(embeddings, 1), bounds[0]).split([len(basis) for basis in bases])
-        direction = torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
-        return (direction + noisy_sum(residual, bounds[1])) / len(g_private)
-
-    return run
+    p = g_public.shape[1]
+    slices = [slice(round(a), round(b)) for a, b in pairwise(i * p / 3 for i in range(4))]
+    bases, embeddings, residual = [], [], torch.empty_like(g_private)
+    for s in slices:
+        start = torch.randn(k // 3, s.stop - s.start, device=g_public.device)
+        bases.append(basis_of(g_public[:, s], start))
+        embeddings.append(g_private[:, s] @ bases[-1].T)
+        residual[:, s] = g_private[:, s] - embeddings[-1] @ bases[-1]
+    parts = noisy_sum(torch.cat(embeddings, 1), bounds[0]).split([len(basis) for basis in bases])
+    direction = torch.cat([part @ basis for part, basis in zip(parts, bases, strict=True)])
+    return (direction + noisy_sum(residual, bounds[1])) / len(g_private)
 
 
 # Distances and accounting
@@ -378,6 +460,67 @@ def svd_distance(a: Tensor, b: Tensor, k: int, side: str) -> Run:
         return torch.linalg.svd(rows, full_matrices=False).Vh[:k].T
 
     return lambda: projection_metric(top(a), top(b))
+
+
+def gram_distance(a: Tensor, b: Tensor, k: int) -> Run:
+    """Return the same by LAPACK's top k eigenvectors of the Gram matrix alone, in float64."""
+
+    def top(rows: Tensor) -> Tensor:
+        m = len(rows)
+        gram = (rows @ rows.T).double().cpu().numpy()
+        values, vectors = (torch.from_numpy(part) for part in scipy.linalg.eigh(gram, subset_by_index=[m - k, m - 1]))
+        return torch.linalg.qr((rows.T @ (vectors / values.sqrt()).to(rows)).double()).Q
+
+    return lambda: projection_metric(top(a), top(b))
+
+
+def random_svd_distance(a: Tensor, b: Tensor, k: int, q: int, niter: int) -> Callable[[], float]:
+    """Return the same by torch.svd_lowrank; its vectors are made orthonormal once more in float64, as float32 leaves
+    them too long."""
+
+    def top(rows: Tensor) -> Tensor:
+        return torch.linalg.qr(torch.svd_lowrank(rows, q, niter)[2][:, :k].double()).Q
+
+    return lambda: projection_metric(top(a), top(b))
+
+
+def cholesky_frechet(x: Tensor, z: Tensor) -> Callable[[], float]:
+    """Return the squared Fréchet distance of features x [n, d] and z [m, d], n > d, by a Cholesky root L of one
+    covariance and the eigenvalues of L^T S L."""
+
+    def run() -> float:
+        a, b = x.double(), z.double()
+        s, t = a.T.cov(), b.T.cov()
+        root = torch.linalg.cholesky(s)
+        crossed = torch.linalg.eigvalsh(root.T @ t @ root).clamp(min=0).sqrt().sum()
+        return float((a.mean(0) - b.mean(0)).square().sum() + s.trace() + t.trace() - 2 * crossed)
+
+    return run
+
+
+def sinkhorn_otdd(
+    x: Tensor, p: Tensor, z: Tensor, q: Tensor, method: str, regularisation: float, tolerance: float = 1e-6
+) -> Callable[[], float]:
+    """Return OTDD by POT's Sinkhorn, as the authors' code has it, with the entropy's weight as a part of the largest
+    cost, until the marginals are within `tolerance`. Roots of products of covariances by their nuclear norms, which
+    small classes make fast."""
+
+    def run() -> float:
+        a, b = (torch.stack([rows[y == c].mean(0) for c in y.unique()]) for rows, y in ((x, p), (z, q)))
+        ours, theirs = (
+            [(rows[y == c] - rows[y == c].mean(0)) / ((y == c).sum() - 1) ** 0.5 for c in y.unique()]
+            for rows, y in ((x, p), (z, q))
+        )
+        between = torch.cdist(a, b).square()
+        for i, r in enumerate(ours):
+            for j, s in enumerate(theirs):
+                between[i, j] += r.square().sum() + s.square().sum() - 2 * torch.linalg.svdvals(r @ s.T).sum()
+        cost = (torch.cdist(x, z).square() + between[p][:, q]).numpy()
+        weight = regularisation * cost.max()
+        plan = ot.sinkhorn([], [], cost, weight, method, numItermax=10**5, stopThr=tolerance)
+        return float((plan * cost).sum()) ** 0.5
+
+    return run
 
 
 def plain_otdd(x: Tensor, p: Tensor, z: Tensor, q: Tensor) -> Callable[[], float]:

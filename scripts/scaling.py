@@ -9,14 +9,13 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import measuring
 import torch
-from benchmark import gep_settings, one_step, public_view, random_images
+from benchmark import gep_settings, public_view, random_images, stepping
 from measuring import Run
 from torch import nn
 
@@ -51,7 +50,7 @@ def gep_of_size(n: int, m: int, width: int, k: int, groups: int, device: str) ->
     public, (x, y) = Split(*random_images("fmnist_cnn", m, device)), random_images("fmnist_cnn", n, device)
     view = public_view(_layers(width, device), public)
     algorithm = EqualGroups(**vars(gep_settings(k)), count=groups)
-    return view.gradients.size, partial(one_step, algorithm, view, x, y, 1.0)
+    return view.gradients.size, stepping(algorithm, view, x, y, 1.0)
 
 
 def gsd_of_size(m: int, width: int, device: str) -> tuple[int, Run]:
