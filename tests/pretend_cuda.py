@@ -3,7 +3,8 @@
 `with pretended() as log:` makes torch believe in one GPU. As on a real one, an operation raises if it meets tensors of
 both devices (numbers without dimensions and indices on the CPU are fine), and so do `.numpy()` of a CUDA tensor and a
 generator of the wrong device. `log` counts what makes a GPU slow: times that the host waits, copies between host and
-device; and operations on it. It cannot see what a kernel refuses, TF32, nondeterminism, or other processes.
+device, which it waits for unless they come from pinned memory and are non_blocking; and operations on the device. It
+cannot see what a kernel refuses, TF32, nondeterminism, or other processes.
 """
 
 import collections
@@ -61,10 +62,12 @@ class Log:
     def wait(self, why: str) -> None:
         self.waits[f"{line(3)} {why}"] += 1
 
-    def copy(self, direction: str, tensor: Tensor) -> None:
+    def copy(self, direction: str, tensor: Tensor, non_blocking: bool = False) -> None:
         where = f"{direction} {line(3)}"
         self.copies[where] += 1
         self.bytes[where] += tensor.numel() * tensor.element_size()
+        if not (non_blocking and direction == "to the device" and tensor in PINNED):
+            self.wait(f"copy {direction}")
 
 
 LOG = Log()
@@ -95,6 +98,7 @@ class Tags:
 
 
 ON_GPU = Tags()
+PINNED = Tags()  # memory of the host from which a GPU copies by itself
 FREE = Tags()  # made within torch from options that it took of another tensor: on either device
 
 
@@ -157,7 +161,8 @@ class Dispatch(TorchDispatchMode):
         """RuntimeError if a GPU would raise one."""
         if name in ("copy_", "_copy_from"):
             if on_gpu[0] != on_gpu[1]:
-                LOG.copy("to the device" if on_gpu[0] else "to the host", tensors[1])
+                non_blocking = len(args) > 2 and args[2]
+                LOG.copy("to the device" if on_gpu[0] else "to the host", tensors[1], non_blocking)
         elif name in INDEXING:
             self.check_index(name, args, on_gpu[0])
         elif not all(on_gpu):
@@ -200,6 +205,10 @@ class Functions(TorchFunctionMode):
             LOG.wait("tolist")
         if func is Tensor.register_hook:  # autograd calls it without this mode
             return func(args[0], partial(self.within, args[1]))
+        if func is Tensor.pin_memory:
+            pinned = args[0].clone()
+            PINNED.set(pinned, True)
+            return pinned
         if func in (Tensor.cpu, Tensor.cuda, Tensor.to):
             return moved(func, *args, **kwargs)
         return self.made(func, name, args, kwargs)
@@ -248,7 +257,7 @@ def moved(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if func in (Tensor.cpu, Tensor.cuda):
         args, kwargs = (CPU if func is Tensor.cpu else GPU,), {}
     device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
-    other = kwargs.pop("other", None)
+    other, non_blocking = kwargs.pop("other", None), kwargs.pop("non_blocking", False)
     for argument in (*args, other):
         if isinstance(argument, Tensor):
             device, dtype = GPU if argument in ON_GPU else CPU, argument.dtype
@@ -264,7 +273,7 @@ def moved(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copied = {"copy": True} if kwargs.get("copy") else {}
         return Tensor.to(tensor, **options, **copied) if options or copied else tensor
     result = Tensor.to(tensor, **({"dtype": tensor.dtype} | options), copy=True)
-    LOG.copy("to the host" if on_gpu else "to the device", tensor)
+    LOG.copy("to the host" if on_gpu else "to the device", tensor, non_blocking)
     mark(result, not on_gpu)
     return result
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from pubsel.algorithms import gep
 from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.data import Split, Task
+from pubsel.files import sent
 from pubsel.gradients import per_example
-from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients
+from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, Slots, add_products
 from pubsel.privacy.accountant import ROUNDING
 from pubsel.privacy.randomness import stream
-from pubsel.privacy.sampling import Schedule
+from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.keys import Device, Model
 from pubsel.settings.schema import check
@@ -180,6 +182,7 @@ def test_rows_of_a_pass_follow_from_the_memory_of_the_gpu() -> None:
     with pretended() as log:
         small = PerExampleGradients(torch.nn.Linear(10, 10).to("cuda"))
         large = PerExampleGradients(torch.nn.Linear(10_000, 10_000).to("cuda"))
+        log.reset()
         x = torch.zeros(2, 10, device="cuda")
         assert small.chunk(x) == 500
         assert large.chunk(x) == 140 * 2**30 // 8 // 4 // large.size == 46
@@ -200,10 +203,20 @@ def option(group: str, name: str) -> dict[str, Any]:
         return OmegaConf.to_container(compose("run", [f"{group}={name}"])[group])  # type: ignore[return-value]
 
 
-def counted(name: str, model: torch.nn.Module, shape: tuple[int, ...], n: int, m: int, **changes: int) -> Log:
-    """The log of the second step of an algorithm on n private and m public examples, all in one batch."""
+def counted(
+    name: str,
+    model: torch.nn.Module,
+    shape: tuple[int, ...],
+    n: int,
+    m: int,
+    rate: float = 1.0,
+    people: torch.Tensor | None = None,
+    **changes: int,
+) -> Log:
+    """The log of the second step of an algorithm on n private and m public examples, as `loop.fit` takes it."""
     algorithm = algorithms.build(option("algorithm", name) | changes)
     generator = torch.Generator().manual_seed(0)
+    plan = Schedule(n, rate, 2, round(n * rate)) if people is None else Schedule(len(people), rate, 2, len(people))
 
     def split(count: int) -> Split:
         x = torch.randint(256, (count, *shape), generator=generator).to(
@@ -213,27 +226,36 @@ def counted(name: str, model: torch.nn.Module, shape: tuple[int, ...], n: int, m
 
     private, public = split(n), split(m)
     with pretended() as log:
-        task = Task(private, public, private, 10, "accuracy", (0.5,) * 3, (0.5,) * 3, ())
+        task = Task(private, public, private, 10, "accuracy", (0.5,) * 3, (0.5,) * 3, ())._replace(people=people)
         task = loop.on_device(task, torch.device("cuda"))
         gradients = loop.engine(model.to("cuda"), None)
-        view = loop.view_of(model, gradients, task, "key", Schedule(n, n, 1.0, 2))
+        task, slots = loop.in_slots(task, gradients, plan, loop.ONE_PROCESS)
+        view = loop.view_of(model, gradients, task, "key", plan)
         for step in range(2):
             log.reset()
-            mechanism = algorithm.mechanism(view, step)
-            mean, _ = loop.noisy_mean(mechanism, gradients, task.private, 1.0, stream("key", "noise", step), n)
+            chosen = poisson_sample(stream("key", "sample", step), plan.n, rate) if rate < 1 else None
+            chosen, summed = loop.by_unit(chosen, task.people, gradients, slots)
+            make = partial(algorithm.mechanism, view, step)
+            mechanism, batch = loop.ONE_PROCESS.begin(step, task.private, chosen, make)
+            mean, _ = loop.noisy_mean(mechanism, summed, batch, 1.0, stream("key", "noise", step), plan.batch_size)
             mechanism.decode(mean)
-        # what crosses is the noise, and labels that are drawn anew
-        assert sum(log.bytes.values()) <= 8 * (mechanism.size + m)
+        # what crosses is the noise, labels that are drawn anew, the sample, and where its rows are in slots
+        assert sum(log.bytes.values()) <= 8 * (mechanism.size + m + 4 * n)
     return log
 
 
 WIDE = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))  # kept as factors
+PEOPLE = torch.arange(400) % 4 + 1  # how many of 1,000 examples each of them has
 STEPS = {
     "dp_sgd": lambda: counted("dp_sgd", resnet20(), (3, 8, 8), 1000, 1),
     "gep": lambda: counted("gep", resnet20(), (3, 8, 8), 100, 200, k=100),
     "dp_sgd, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 100),
     "gep, linear": lambda: counted("gep", torch.nn.Linear(64, 10), (64,), 1000, 100, k=20),
     "dp_sgd, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1),
+    "a sample, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 100, rate=0.3),
+    "a sample, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1, rate=0.3),
+    "people, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 1, 0.5, PEOPLE),
+    "people, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1, 0.5, PEOPLE),
 }
 
 
@@ -242,6 +264,43 @@ def test_the_host_waits_for_no_step(step: Callable[[], Log]) -> None:
     log = step()
     assert not log.waits
     assert log.operations > 10
+
+
+def test_the_host_waits_for_a_copy_but_of_pinned_memory() -> None:
+    with pretended() as log:
+        values = torch.arange(6.0).pin_memory()
+        device = torch.zeros(6, device="cuda")
+        device.copy_(values, non_blocking=True)
+        assert sent(torch.arange(3), torch.device("cuda")).is_cuda
+        assert not log.waits
+        for copied in (
+            lambda: values.to("cuda"),
+            lambda: torch.ones(6).to("cuda", non_blocking=True),
+            lambda: device.copy_(values),
+            lambda: device[torch.arange(2)],
+            lambda: torch.tensor([1.0], device="cuda"),
+            lambda: device.to("cpu", non_blocking=True),
+        ):
+            log.reset()
+            copied()
+            assert log.waits.total() == 1
+        assert device.tolist() == list(range(6))
+
+
+def test_sums_by_slots_are_those_of_float64() -> None:
+    """Of full, empty and other slots, with rows that are in none, in any order."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(150, width, generator=generator) for width in (3, 5))
+    weights = torch.rand(150, generator=generator, dtype=torch.float64)
+    want = (left.double() * weights[:, None]).T @ right.double()
+    with pretended() as log:
+        rows = [part.to("cuda") for part in (left, weights, right)]
+        for order in (None, torch.randperm(150, generator=generator).to("cuda")):
+            total = torch.zeros(3, 5, dtype=torch.float64, device="cuda")
+            log.reset()
+            add_products(total, *rows, Slots([64, 0, 7, 48], order))
+            assert not log.waits
+            torch.testing.assert_close(total.cpu(), want, rtol=1e-5, atol=1e-5)
 
 
 def test_residuals_near_the_basis_are_clipped_as_on_a_cpu() -> None:
@@ -266,12 +325,14 @@ def test_residuals_near_the_basis_are_clipped_as_on_a_cpu() -> None:
 
 
 def test_private_data_cross_to_the_device_once() -> None:
-    """Twice as many steps bring across no more than their noise and their sample."""
-    crossed = []
+    """Twice as many steps bring across no more than their noise and their sample, and none is waited for."""
+    crossed, waits = [], []
     for steps in (3, 6):
         with pretended() as log:
             run(f"{NO_GSD} algorithm=dp_sgd training.steps={steps}")
             crossed.append(sum(n for where, n in log.bytes.items() if where.startswith("to the device")))
+            waits.append({why: n for why, n in log.waits.items() if "_local_scalar" not in why})  # what is reported
+    assert waits[0] == waits[1]
     with pretended(available=False):
         weights = torch.load(next(Path("results/runs").glob("*/model.pt")), map_location="cpu", weights_only=True)
     p = sum(tensor.numel() for name, tensor in weights.items() if name.endswith(("weight", "bias")))

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
+from pubsel.files import sent
 from pubsel.gradients.per_example import GPU_PATCHES, by_layers, by_vmap, why_vmap
 from pubsel.messages import say
 
@@ -43,7 +43,7 @@ class Slots(NamedTuple):
     order: Tensor | None = None
 
     def in_order(self, rows: Tensor) -> Tensor:  # [n, ...] -> [n, ...]
-        return rows if self.order is None else rows.index_select(0, self.order.to(rows.device))
+        return rows if self.order is None else rows.index_select(0, self.order)
 
 
 class Basis(NamedTuple):
@@ -197,9 +197,9 @@ def _add_slots_at_once(total: Tensor, left: Tensor, weights: Tensor, right: Tens
     end = sum(slots.sizes)
     parts = (slots.in_order(part)[:end] for part in ((left.double() * weights[:, None]).float(), right))
     narrow, rows = (torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in parts)
-    each = [*torch.arange(end).split(slots.sizes), torch.zeros(SLOT, dtype=torch.int64)]
-    padded = pad_sequence(each, batch_first=True, padding_value=end)[:-1].to(right.device)  # [slots, SLOT]
-    for places in padded.split(max(1, GPU_PATCHES // (SLOT * right.shape[1] + total.numel()))):
+    sizes, within = torch.tensor(slots.sizes, dtype=torch.int64)[:, None], torch.arange(SLOT)
+    padded = torch.where(within < sizes, sizes.cumsum(0) - sizes + within, end)  # [slots, SLOT]
+    for places in sent(padded, right.device).split(max(1, GPU_PATCHES // (SLOT * right.shape[1] + total.numel()))):
         total += torch.bmm(narrow[places].mT, rows[places]).sum(0, dtype=torch.float64)
 
 
