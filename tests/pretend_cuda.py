@@ -3,8 +3,9 @@
 `with pretended() as log:` makes torch believe in one GPU. As on a real one, an operation raises if it meets tensors of
 both devices (numbers without dimensions and indices on the CPU are fine), and so do `.numpy()` of a CUDA tensor and a
 generator of the wrong device. `log` counts what makes a GPU slow: times that the host waits, copies between host and
-device, which it waits for unless they come from pinned memory and are non_blocking; and operations on the device. It
-cannot see what a kernel refuses, TF32, nondeterminism, or other processes.
+device, which it waits for unless they come from pinned memory and are non_blocking; operations on the device, and of
+products how many multiplications they are, in which type and precision. It cannot see what a kernel refuses, what TF32
+rounds off, nondeterminism, or other processes.
 """
 
 import collections
@@ -42,6 +43,7 @@ WAITS = names("""
 ALL_ON_ONE_DEVICE = names("""
     mm addmm bmm cat stack index_add_ gather scatter index_select mv addmv dot addmm_ baddbmm _foreach_copy_
 """)  # numbers without dimensions included
+PRODUCTS = names("mm bmm addmm addmm_ baddbmm convolution convolution_backward")
 INDEXING = names("index index_put_ index_put _unsafe_index _index_put_impl_")
 FACTORIES = names("""
     zeros ones empty full arange randn rand randint randperm tensor as_tensor eye linspace triu_indices tril_indices
@@ -50,17 +52,26 @@ FACTORIES = names("""
 
 
 class Log:
-    """What was counted, by line of the program; and how many operations met a tensor of the device."""
+    """What was counted, by line of the program; how many operations met a tensor of the device; multiplications by
+    line, type and precision; and the most float64 numbers of one result."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.waits, self.copies, self.bytes = (collections.Counter[str]() for _ in range(3))
-        self.operations = 0
+        self.operations = self.float64 = 0
+        self.products = collections.Counter[tuple[str, torch.dtype, str]]()
 
     def wait(self, why: str) -> None:
         self.waits[f"{line(3)} {why}"] += 1
+
+    def product(self, name: str, args: Any) -> None:
+        """Count a product of matrices, or a convolution, whose multiplications are not counted."""
+        convolves = name.startswith("convolution")
+        backend = torch.backends.cudnn.conv if convolves else torch.backends.cuda.matmul
+        count = 1 if convolves else args[-2].numel() * args[-1].shape[-1]
+        self.products[line(3), args[-1].dtype if not convolves else args[0].dtype, backend.fp32_precision] += count
 
     def copy(self, direction: str, tensor: Tensor, non_blocking: bool = False) -> None:
         where = f"{direction} {line(3)}"
@@ -152,9 +163,13 @@ class Dispatch(TorchDispatchMode):
             before = {address(tensor) for tensor in tensors}
             free = all(tensor in FREE for tensor in tensors)
             result = func(*args, **kwargs)
+            if any(on_gpu) and name in PRODUCTS:
+                LOG.product(name, args)
             for leaf in tree_leaves(result) if name != "set_" else ():
                 if isinstance(leaf, Tensor) and address(leaf) not in before:
                     mark(leaf, any(on_gpu), free)
+                    if any(on_gpu) and leaf.dtype == torch.float64:
+                        LOG.float64 = max(LOG.float64, leaf.numel())
             return result
 
     def check(self, name: str, args: Any, tensors: list[Tensor], on_gpu: list[bool]) -> None:

@@ -28,6 +28,7 @@ from pubsel.data import Split, Task
 from pubsel.files import sent
 from pubsel.gradients import per_example
 from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, Slots, add_products
+from pubsel.gradients.subspace import cholesky_qr, orthonormal
 from pubsel.privacy.accountant import ROUNDING
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule, poisson_sample
@@ -246,6 +247,7 @@ def counted(
 
 WIDE = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))  # kept as factors
 PEOPLE = torch.arange(400) % 4 + 1  # how many of 1,000 examples each of them has
+TYPES = torch.float32, torch.float64
 STEPS = {
     "dp_sgd": lambda: counted("dp_sgd", resnet20(), (3, 8, 8), 1000, 1),
     "gep": lambda: counted("gep", resnet20(), (3, 8, 8), 100, 200, k=100),
@@ -301,6 +303,25 @@ def test_sums_by_slots_are_those_of_float64() -> None:
             add_products(total, *rows, Slots([64, 0, 7, 48], order))
             assert not log.waits
             torch.testing.assert_close(total.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_basis_takes_one_float64_product_and_its_error_is_measured() -> None:
+    """Of columns that nearly depend on each other; and of a basis that is not orthonormal."""
+    p, k = 40_000, 12
+    start = torch.randn(p, k, generator=torch.Generator().manual_seed(0)).cumsum(1).cumsum(1)
+    start[:, 1] = start[:, 0] * (1 + 1e-6)
+    with pretended() as log:
+        block = cholesky_qr(start.to("cuda"))
+        log.reset()
+        cholesky_qr(start.to("cuda"))
+        for wrong in (1.0, 1.01):
+            basis, error = orthonormal(Basis([slice(0, p)], [block * wrong]))
+            excess = basis.blocks[0].cpu().double().T @ basis.blocks[0].cpu().double() - torch.eye(k)
+            assert error.cpu() == pytest.approx(float(excess.norm()), rel=1e-2, abs=1e-6)
+            assert error.cpu() <= 1e-5 if wrong == 1 else error.cpu() > 0.02
+    counts = {kind: sum(n for (_, *of, _), n in log.products.items() if of == [kind]) for kind in TYPES}
+    assert counts == {torch.float64: p * k**2, torch.float32: (3 + 2) * p * k**2}
+    assert {precision for *_, precision in log.products} == {"ieee"}
 
 
 def test_residuals_near_the_basis_are_clipped_as_on_a_cpu() -> None:

@@ -27,6 +27,7 @@ NORM_ROWS = 512  # whose last numbers are converted to float64 at once, 2 MiB
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 PRODUCT_BLOCK = 2**14
 SUM_ENTRIES = 2**18  # numbers in float64 at once, 2 MiB
+GPU_ENTRIES = 2**26  # the same on a GPU, 512 MiB
 SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 2 MiB
 SLOT = 64  # rows that float32 adds up, at most
 TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
@@ -270,16 +271,19 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
 
 @contextmanager
 def gpu_precision(precision: str) -> Iterator[None]:
-    """Compute matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
+    """Compute matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; then as before.
 
     A command sets ieee when it chooses its device; the loop asks for it again before it touches private data. What
     public data alone decides, a basis or what is trained first, is computed in tf32.
     """
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
     set_precision(precision)
     try:
         yield
     finally:
-        set_precision("ieee")
+        for backend, kept in zip(backends, before, strict=True):
+            backend.fp32_precision = kept
 
 
 def set_precision(precision: str) -> None:
