@@ -26,7 +26,9 @@ from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.data import Split, Task
 from pubsel.files import sent
-from pubsel.gradients import per_example
+from pubsel.gradients import book_keeping, matrix, per_example
+from pubsel.gradients.book_keeping import KeptInputs, LayeredGradients
+from pubsel.gradients.factored import FactoredGradients
 from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, Slots, add_products
 from pubsel.gradients.subspace import cholesky_qr, orthonormal
 from pubsel.privacy.accountant import ROUNDING
@@ -247,6 +249,7 @@ def counted(
 
 WIDE = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))  # kept as factors
 PEOPLE = torch.arange(400) % 4 + 1  # how many of 1,000 examples each of them has
+LAYERS = (100, 1), (1340, 9), (2580, 25)  # where the columns of a layer begin, and its positions
 TYPES = torch.float32, torch.float64
 STEPS = {
     "dp_sgd": lambda: counted("dp_sgd", resnet20(), (3, 8, 8), 1000, 1),
@@ -322,6 +325,37 @@ def test_a_basis_takes_one_float64_product_and_its_error_is_measured() -> None:
     counts = {kind: sum(n for (_, *of, _), n in log.products.items() if of == [kind]) for kind in TYPES}
     assert counts == {torch.float64: p * k**2, torch.float32: (3 + 2) * p * k**2}
     assert {precision for *_, precision in log.products} == {"ieee"}
+
+
+def test_no_block_is_copied_to_float64_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms and sums of rows that are written out, of wide layers and of a linear classifier, at some sizes."""
+    for module in (matrix, book_keeping):
+        monkeypatch.setattr(module, "GPU_ENTRIES", 2**13)
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    dense, r, x = rows(40, 9000), rows(500, 12), rows(500, 90)
+    kept = [
+        KeptInputs(slice(i, i + 1200), slice(i + 1200, i + 1240), rows(40, t, 30), rows(40, t, 40)) for i, t in LAYERS
+    ]
+
+    def numbers(device: str) -> list[torch.Tensor]:
+        layers = [layer._replace(a=layer.a.to(device), e=layer.e.to(device)) for layer in kept]
+        blocks = (
+            DenseGradients(dense.clone().to(device)),
+            LayeredGradients(dense[:, :100].to(device), [slice(0, 100)], layers, LAYERS[-1][0] + 1240),
+            FactoredGradients(r.to(device), x.to(device), False),
+        )
+        sums = (block.combine(torch.linspace(0, 1, len(block), dtype=torch.float64, device=device)) for block in blocks)
+        return [*(block.row_norms().cpu() for block in blocks), *(total.cpu() for total in sums)]
+
+    with pretended() as log:
+        pieces = numbers("cuda")
+    assert 2**12 < log.float64 <= 9000 * 1.1  # one sum
+    for piece, whole in zip(pieces, numbers("cpu"), strict=True):
+        torch.testing.assert_close(piece, whole, rtol=1e-12, atol=1e-12)
 
 
 def test_residuals_near_the_basis_are_clipped_as_on_a_cpu() -> None:

@@ -149,8 +149,8 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     move a sum by far more than its norm, since it changes how the others are rounded.
     """
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    at_once, width = SUM_BLOCK if not rows.is_cuda else (GPU_CHUNK, max(1, rows.shape[1]))
-    at_once = max(at_once, SUM_ENTRIES // max(1, rows.shape[1]))
+    at_once, width = SUM_BLOCK if not rows.is_cuda else (1, GPU_ENTRIES)
+    at_once = max(at_once, (GPU_ENTRIES if rows.is_cuda else SUM_ENTRIES) // max(1, rows.shape[1]))
     # what is converted stays in the cache until it is added
     for columns, part in zip(total.split(width), rows.split(width, 1), strict=True):
         for some, factors in zip(part.split(at_once), weights.double().split(at_once), strict=True):
@@ -169,9 +169,10 @@ def add_products(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, sl
         left, weights, right = left[others], weights[others], right[others]
 
     # what is converted stays in the cache until it is added
-    rows = len(right) if right.is_cuda else SUM_ENTRIES // max(1, right.shape[1])
+    rows = GPU_ENTRIES // max(1, *left.shape[1:], *right.shape[1:])
+    rows = rows if right.is_cuda else SUM_ENTRIES // max(1, right.shape[1])
     for some, factors, part in zip(*(each.split(max(1, rows)) for each in (left, weights, right)), strict=True):
-        total.addmm_((some.double() * factors[:, None]).T, part.double())
+        total.addmm_((some * factors[:, None]).T, part.double())
 
 
 def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slots: Slots) -> None:
@@ -196,7 +197,8 @@ def _add_slots_at_once(total: Tensor, left: Tensor, weights: Tensor, right: Tens
     """Add the same on a GPU, many slots at once, each filled up to SLOT rows with zeros: all products have the same
     shape."""
     end = sum(slots.sizes)
-    parts = (slots.in_order(part)[:end] for part in ((left.double() * weights[:, None]).float(), right))
+    weighted = torch.mul(left, weights[:, None], out=torch.empty_like(left))  # in float64, of which none is kept
+    parts = (slots.in_order(part)[:end] for part in (weighted, right))
     narrow, rows = (torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in parts)
     sizes, within = torch.tensor(slots.sizes, dtype=torch.int64)[:, None], torch.arange(SLOT)
     padded = torch.where(within < sizes, sizes.cumsum(0) - sizes + within, end)  # [slots, SLOT]
@@ -243,7 +245,8 @@ def row_norms(rows: Tensor) -> Tensor:
     # float32 within a block, float64 over the blocks: a float64 copy of all rows would be as large again
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
     # the rest of a few rows at a time: what is converted stays in the cache
-    rest = [part.double().square().sum(1) for part in rows[:, whole:].split(NORM_ROWS)]
+    at_once = GPU_ENTRIES // NORM_BLOCK if rows.is_cuda else NORM_ROWS
+    rest = [part.double().square().sum(1) for part in rows[:, whole:].split(at_once)]
     blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)) if whole else rows[:, :0, None]  # [n, p / 512, 512]
     body = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
     return (body + torch.cat(rest)).sqrt()
