@@ -19,17 +19,19 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 from pretend_cuda import Log, pretended
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pubsel import algorithms, cell, models
 from pubsel.algorithms import gep
+from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.data import Split, Task
 from pubsel.files import sent
 from pubsel.gradients import book_keeping, matrix, per_example
-from pubsel.gradients.book_keeping import KeptInputs, LayeredGradients
+from pubsel.gradients.book_keeping import BookKeeping, KeptInputs, LayeredGradients
 from pubsel.gradients.factored import FactoredGradients
-from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, Slots, add_products
+from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, Slots, add_products, gpu_precision
 from pubsel.gradients.subspace import cholesky_qr, orthonormal
 from pubsel.privacy.accountant import ROUNDING
 from pubsel.privacy.randomness import stream
@@ -228,7 +230,7 @@ def counted(
         return Split(x, torch.arange(count) % 10)
 
     private, public = split(n), split(m)
-    with pretended() as log:
+    with pretended() as log, gpu_precision("tf32"):
         task = Task(private, public, private, 10, "accuracy", (0.5,) * 3, (0.5,) * 3, ())._replace(people=people)
         task = loop.on_device(task, torch.device("cuda"))
         gradients = loop.engine(model.to("cuda"), None)
@@ -240,7 +242,9 @@ def counted(
             chosen, summed = loop.by_unit(chosen, task.people, gradients, slots)
             make = partial(algorithm.mechanism, view, step)
             mechanism, batch = loop.ONE_PROCESS.begin(step, task.private, chosen, make)
+            log.products.clear()
             mean, _ = loop.noisy_mean(mechanism, summed, batch, 1.0, stream("key", "noise", step), plan.batch_size)
+            assert {precision for *_, precision in log.products} == {"ieee"}  # passes, norms and sums
             mechanism.decode(mean)
         # what crosses is the noise, labels that are drawn anew, the sample, and where its rows are in slots
         assert sum(log.bytes.values()) <= 8 * (mechanism.size + m + 4 * n)
@@ -269,6 +273,27 @@ def test_the_host_waits_for_no_step(step: Callable[[], Log]) -> None:
     log = step()
     assert not log.waits
     assert log.operations > 10
+
+
+@pytest.mark.attack
+def test_passes_in_tf32_would_let_an_example_move_all_others() -> None:
+    """If one more in a pass makes cuBLAS take a kernel without TF32: rows that are all the same then add up what they
+    are rounded by. In ieee that is 2^-13 of it."""
+
+    class Rounding(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+                bits = (part.contiguous().view(torch.int32) + 2**12 for part in args)
+                args = tuple((part & -(2**13)).view(torch.float32) for part in bits)
+            return func(*args, **(kwargs or {}))
+
+    x, y = torch.rand(1, 784, generator=torch.Generator().manual_seed(0)), torch.zeros(1, dtype=torch.long)
+    sums = []
+    for mode in (contextlib.nullcontext(), Rounding()):
+        with mode:
+            (block,) = BookKeeping(copy.deepcopy(WIDE)).blocks(x, y)
+        sums.append(clipped_sum(block, 1e-3))
+    assert 499 * (sums[1] - sums[0]).norm() > 20 * ROUNDING
 
 
 def test_the_host_waits_for_a_copy_but_of_pinned_memory() -> None:

@@ -276,8 +276,9 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
 def gpu_precision(precision: str) -> Iterator[None]:
     """Compute matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; then as before.
 
-    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data. What
-    public data alone decides, a basis or what is trained first, is computed in tf32.
+    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data, for
+    passes too (`accountant.deviation`). What public data alone decides, a basis or what is trained first, is computed
+    in tf32.
     """
     backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
