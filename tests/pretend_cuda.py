@@ -53,14 +53,14 @@ FACTORIES = names("""
 
 class Log:
     """What was counted, by line of the program; how many operations met a tensor of the device; multiplications by
-    line, type and precision; and the most float64 numbers of one result."""
+    line, type and precision; the numbers of all results, and the most of one in float64."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.waits, self.copies, self.bytes = (collections.Counter[str]() for _ in range(3))
-        self.operations = self.float64 = 0
+        self.operations = self.float64 = self.numbers = 0
         self.products = collections.Counter[tuple[str, torch.dtype, str]]()
 
     def wait(self, why: str) -> None:
@@ -168,8 +168,9 @@ class Dispatch(TorchDispatchMode):
             for leaf in tree_leaves(result) if name != "set_" else ():
                 if isinstance(leaf, Tensor) and address(leaf) not in before:
                     mark(leaf, any(on_gpu), free)
-                    if any(on_gpu) and leaf.dtype == torch.float64:
-                        LOG.float64 = max(LOG.float64, leaf.numel())
+                    if any(on_gpu):
+                        LOG.numbers += leaf.numel()
+                        LOG.float64 = max(LOG.float64, leaf.numel() if leaf.dtype == torch.float64 else 0)
             return result
 
     def check(self, name: str, args: Any, tensors: list[Tensor], on_gpu: list[bool]) -> None:

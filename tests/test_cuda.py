@@ -275,6 +275,12 @@ def test_the_host_waits_for_no_step(step: Callable[[], Log]) -> None:
     assert log.operations > 10
 
 
+def test_a_step_of_a_linear_classifier_copies_its_features_once() -> None:
+    """To the slots, which are three quarters full: none is emptied of rows that are not finite, since none has any."""
+    log = counted("dp_sgd", torch.nn.Linear(2000, 10), (2000,), 500, 1)
+    assert 500 * 2000 < log.numbers < 2 * 500 * 2000
+
+
 @pytest.mark.attack
 def test_passes_in_tf32_would_let_an_example_move_all_others() -> None:
     """If one more in a pass makes cuBLAS take a kernel without TF32: rows that are all the same then add up what they

@@ -196,14 +196,16 @@ def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slot
 def _add_slots_at_once(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slots: Slots) -> None:
     """Add the same on a GPU, many slots at once, each filled up to SLOT rows with zeros: all products have the same
     shape."""
-    end = sum(slots.sizes)
+    if not (end := sum(slots.sizes)):
+        return
     weighted = torch.mul(left, weights[:, None], out=torch.empty_like(left))  # in float64, of which none is kept
-    parts = (slots.in_order(part)[:end] for part in (weighted, right))
-    narrow, rows = (torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in parts)
+    narrow = torch.cat([slots.in_order(weighted)[:end], left.new_zeros(1, left.shape[1])])
     sizes, within = torch.tensor(slots.sizes, dtype=torch.int64)[:, None], torch.arange(SLOT)
     padded = torch.where(within < sizes, sizes.cumsum(0) - sizes + within, end)  # [slots, SLOT]
     for places in sent(padded, right.device).split(max(1, GPU_PATCHES // (SLOT * right.shape[1] + total.numel()))):
-        total += torch.bmm(narrow[places].mT, rows[places]).sum(0, dtype=torch.float64)
+        chosen = places.clamp(max=end - 1)  # what fills a slot up counts as zero
+        chosen = chosen if slots.order is None else slots.order[chosen]
+        total += torch.bmm(narrow[places].mT, right[chosen]).sum(0, dtype=torch.float64)
 
 
 def on_lines(rows: Tensor) -> Tensor:
