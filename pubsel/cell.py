@@ -16,7 +16,7 @@ from torch import nn
 
 from pubsel import algorithms, data, distances, models, records
 from pubsel.algorithms import Algorithm, Derives, Facts, Solves
-from pubsel.data import Split, Task
+from pubsel.data import Split, Task, features
 from pubsel.data.convert import Shape
 from pubsel.distances import Build
 from pubsel.files import digest, npy_map
@@ -243,7 +243,6 @@ def through_backbone(backbone: Backbone | None, convert: Convert, root: str, dev
     images. root: the folder with the data, where features are kept."""
     if backbone is None:
         return data.unchanged
-    from pubsel.data import features  # and with it timm: a second
 
     def through(name: str, source: data.Source, like: Shape | None) -> data.Source:
         return features.of_source(short_name(name), source, backbone, root, device, say, like, convert)

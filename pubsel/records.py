@@ -661,10 +661,6 @@ def provenance() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
 
-    # features of a frozen network may come from it, if it is installed
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions["openvino"] = importlib.metadata.version("openvino")
-
     hardware = f"{processor()}, {os.cpu_count()} cores"
     return {"numbers": NUMBERS, "versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
 

@@ -230,6 +230,20 @@ def test_help_and_cfg_teach_and_run_nothing(cli: Cli) -> None:
     assert os.listdir() == []
 
 
+def test_a_linear_cell_imports_nothing_that_it_has_no_use_for(tmp_path: Path) -> None:
+    """Networks, tables, and what compiles: most of the seconds of a cell of 30 steps were their imports."""
+    words = "pair=digits_digits model=pixels distance=none training=pillar training.steps=30 device=cpu".split()
+    code = (
+        "import sys\n"
+        "from pubsel.cli import main\n"
+        f"assert main(['run', *{words}, 'algorithm=dp_sgd', 'results={tmp_path}']) == 0\n"
+        "unused = 'timm torchvision torch._dynamo sklearn pandas matplotlib joblib opacus'.split()\n"
+        "assert sys.modules.keys().isdisjoint(unused), sys.modules.keys() & set(unused)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_needs_no_torch_does_not_wait_for_it() -> None:
     """And help imports nothing else that computes."""
     code = (

@@ -1,6 +1,7 @@
 """The sets of PILLAR and AdaMix in the layouts their publishers use, made here at a small size."""
 
 import dataclasses
+import re
 import shutil
 import sys
 import types
@@ -14,6 +15,7 @@ from pubsel import data
 from pubsel.commands import data as catalogue
 from pubsel.data import Missing, open_dataset, openml
 from pubsel.messages import UserError
+from pubsel.settings import CONF, datasets
 from pubsel.settings.datasets import dataset_info
 from pubsel.settings.keys import Convert, Pair
 from tests.made import grey_values, not_loaded, not_opened, picture, write_csv
@@ -342,3 +344,11 @@ def test_a_wrong_arff_is_named(tmp_path, rows):
     with pytest.raises(UserError, match=r"a.arff: not a dense ARFF with a column class .*: download it again") as error:
         openml.read_arff(tmp_path / "a.arff")
     assert "\n" not in str(error.value)
+
+
+def test_what_a_file_says_of_a_dataset_is_read_again_once_it_changes(tmp_path, monkeypatch):
+    file = tmp_path / "digits.yaml"
+    monkeypatch.setattr(datasets, "named", lambda group: {"digits": file})
+    for title in ("first", "another"):
+        file.write_text(re.sub("title: .*", f"title: {title}", (CONF / "dataset" / "digits.yaml").read_text()))
+        assert datasets.dataset_info("digits").title == title

@@ -17,11 +17,13 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from pubsel.commands.rank import open_candidates
 from pubsel.data import Source, Split, features, load, open_dataset
 from pubsel.data.features import embed, load_backbone, of_source
 from pubsel.files import _KNOWN
 from pubsel.messages import LIMITS, ROOM, UsageError, UserError
 from pubsel.models import build
+from pubsel.models.traced import as_graph, faster
 from pubsel.settings.datasets import dataset_info
 from pubsel.settings.keys import Backbone, Convert, Pair, Take
 from pubsel.settings.schema import check
@@ -38,7 +40,7 @@ def whatever_is_free(request, monkeypatch):
     if "refused_before" not in request.node.name:
         monkeypatch.setattr(features, "refuse_batches", lambda *given: None)
     monkeypatch.setattr(features, "workers", lambda extractor: 1)
-    monkeypatch.setattr(features.engine, "available", lambda: None)
+    monkeypatch.setattr(features, "TRACED_FROM", 10**9)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +191,7 @@ def test_whatever_decides_the_content_decides_the_name(weights, tmp_path):
 def test_the_versions_are_part_of_the_name(weights, monkeypatch):
     key = load_backbone(backbone(weights), "", CPU).key
     assert load_backbone(backbone(weights), "", CPU).key == key
-    monkeypatch.setattr(features.timm, "__version__", "another")
+    monkeypatch.setattr(timm, "__version__", "another")
     assert load_backbone(backbone(weights), "", CPU).key != key
 
 
@@ -216,6 +218,28 @@ def test_two_processes_compute_once_and_a_killed_one_leaves_nothing_that_is_read
     assert [value for value in said if value != "passed"] == [want, want]
     assert len(files(tmp_path)) == 1
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_candidates_of_a_ranking_have_features_of_their_m_images_alone(weights, tmp_path, monkeypatch):
+    """The first of the test split and, where it is too short, of the training split: as among those of all images."""
+    asked, computed = [], features.features
+    monkeypatch.setattr(
+        features, "features", lambda what, x, *more: asked.append((what, len(x))) or computed(what, x, *more)
+    )
+    for name, seed in (("private", 0), ("public", 1)):
+        parts = [(pictures(n, seed=seed + n).permute(0, 2, 3, 1).numpy(), np.arange(n) % 2) for n in (30, 12)]
+        write_npz(tmp_path / f"{name}.npz", *parts)
+    words = "private=private.npz public=[public.npz] distance=frechet distance.m=20 device=cpu overlap=leave".split()
+    network = f"model=linear ++model.backbone.architecture={NETWORK} ++model.backbone.checkpoint={weights}".split()
+    monkeypatch.chdir(tmp_path)
+    settings = checked("rank", *words, *network, "++model.backbone.input_size=32", "data_root=.")
+    _, candidates = open_candidates(settings, CPU, tmp_path)
+    assert asked == [("private.npz train", 30), ("private.npz test", 12), ("public.npz test", 20)]
+
+    source = open_dataset(str(tmp_path / "public.npz"), ".", False)
+    whole = of_source("public", source, settings.model.backbone, ".", CPU, print)
+    want = torch.cat([whole.test.x, whole.train.x[:8]])
+    torch.testing.assert_close(candidates["public.npz"].x, want, rtol=1e-5, atol=1e-5)
 
 
 # How fast it is
@@ -253,66 +277,44 @@ def test_no_more_than_a_few_batches_wait_for_the_disk(weights, monkeypatch):
     rows.close()
 
 
-@pytest.fixture
-def an_engine(monkeypatch):
-    """A stand-in for OpenVINO, which gives what torch gives times `factor`."""
-    made = {"factor": 1.0001, "compiled": 0}
-
-    def compiled(net, x, threads):
-        made["compiled"] += 1
-        if abs(made["factor"] - 1) > features.engine.CLOSE:
-            raise ValueError("its features differ from torch's")
-        return lambda x: made["factor"] * net(x)
-
-    monkeypatch.setattr(features.engine, "available", lambda: "engine_2")
-    monkeypatch.setattr(features.engine, "compiled", compiled)
-    monkeypatch.setattr(features, "ENGINE_FROM", 5)
-    monkeypatch.setattr(features, "_COMPILED", {})
-    return made
-
-
-def test_an_engine_makes_features_under_its_name(weights, tmp_path, an_engine):
-    given, _ = compute(pictures(), weights, tmp_path)
-    assert files(tmp_path)[0].startswith(f"{NETWORK}-engine_2-")
-    again, passes = compute(pictures(), weights, tmp_path)
-    assert (passes, an_engine["compiled"], len(files(tmp_path))) == (0, 1, 1)
-    assert torch.equal(given, again)
-    compute(pictures(seed=1), weights, tmp_path)
-    assert an_engine["compiled"] == 1  # for the next part too
-    compute(pictures(4), weights, tmp_path)  # too few to be worth it
-    assert [name.count("engine") for name in files(tmp_path)] == [0, 1, 1]
-
-
-def test_features_that_torch_made_are_not_made_again(weights, tmp_path, an_engine, monkeypatch):
-    monkeypatch.setattr(features, "ENGINE_FROM", 100)
-    want, _ = compute(pictures(), weights, tmp_path)
-    monkeypatch.setattr(features, "ENGINE_FROM", 5)
-    given, passes = compute(pictures(), weights, tmp_path)
-    assert (passes, an_engine["compiled"]) == (0, 0)
-    assert torch.equal(given, want)
-
-
-def test_an_engine_that_disagrees_is_not_used(weights, tmp_path, an_engine):
-    an_engine["factor"] = 1.01
-    extractor, lines = load_backbone(backbone(weights), "", CPU), []
-    features.features("pictures", pictures(), extractor, NETWORK, tmp_path, lines.append)
-    assert lines[0] == "OpenVINO is not used for this network: its features differ from torch's"
-    assert files(tmp_path)[0].count("engine") == 0
-
-
-def test_openvino_gives_what_torch_gives(weights):
-    pytest.importorskip("openvino")
+def test_many_images_pass_through_a_traced_graph(weights, tmp_path, monkeypatch):
+    """One graph for all batches, the last of which is smaller, and for the next part of a set."""
+    monkeypatch.setattr(features, "TRACED_FROM", 20)
+    monkeypatch.setattr(features, "_TRACED", {})
+    want, passes = compute(pictures(19), weights, tmp_path)
+    assert passes == 2  # too few to be worth it
+    x, trace = pictures(21), Mock(side_effect=torch.jit.trace)
+    monkeypatch.setattr(torch.jit, "trace", trace)
     extractor = load_backbone(backbone(weights), "", CPU)
-    x = torch.randn(5, 3, 32, 32)
-    net = features.engine.compiled(extractor.net, x[:4], 1)
-    torch.testing.assert_close(net(x), extractor.net(x), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        want = torch.cat([embed(part, extractor) for part in x.split(1)])
+    for images, part in ((x, want), (x.flip(0), want.flip(0))):
+        torch.testing.assert_close(compute(images, weights, tmp_path)[0], part, rtol=1e-4, atol=1e-5)
+    assert trace.call_count == 1
+    alone, _ = compute(x.roll(7, 0), weights, tmp_path)
+    assert torch.equal(alone.roll(-7, 0), compute(x, weights, tmp_path)[0])  # whatever its place and its company
 
+
+def test_a_graph_that_disagrees_is_not_used(capsys):
     class Unstable(torch.nn.Module):
         def forward(self, x):
-            return extractor.net(x) * (1 if torch.jit.is_tracing() else 1.01)
+            return x.mean((2, 3)) * (1 if torch.jit.is_tracing() else 1.01)
 
-    with pytest.raises(ValueError, match=r"its features differ from torch's by 0\.01 of the largest"):
-        features.engine.compiled(Unstable(), x[:4], 1)
+    net = Unstable().eval()
+    assert faster(net, (3, 8, 8), 4) is net
+    why = "its features differ by 0.01 of the largest"
+    assert capsys.readouterr().err == f"this network is computed layer by layer, not as a traced graph: {why}\n"
+
+
+def test_a_graph_takes_batches_of_fewer(weights):
+    """Threads may share it, and the number that torch may use stays."""
+    net, threads = load_backbone(backbone(weights), "", CPU).net, torch.get_num_threads()
+    graph = as_graph(net, (3, 32, 32), 4)
+    assert torch.get_num_threads() == threads
+    x = torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for n in (1, 3, 4):
+            torch.testing.assert_close(graph(x[:n]), net(x[:n]), rtol=1e-4, atol=1e-4)
 
 
 # What it will take

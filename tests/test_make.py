@@ -20,7 +20,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.papers import join, make
 from pubsel.settings import CONF
 from pubsel.settings.compose import composed
-from pubsel.settings.keys import AttackConfig, FigureConfig, TableConfig
+from pubsel.settings.keys import AttackConfig, FigureConfig, RunConfig, TableConfig
 from pubsel.settings.schema import check
 from tests.made import Cli, done, failed
 
@@ -113,16 +113,29 @@ def test_a_changed_copy_is_what_hydra_composes(composers: dict[str, make.Compose
     composer = composers["run"]
     for step in make.steps_of(name):
         if step.command == "run":
-            last = composer.cells(step.words)[-1]
-            assert composer.composed(last) == compose("run", last)
+            every = composer.cells(step.words)
+            for cell in (every[-1], every[0], [*every[0], "seed=7"]):
+                assert check(RunConfig, composer.composed(cell)) == check(RunConfig, compose("run", cell))
+
+
+def test_a_wrong_value_is_named_as_by_a_run_and_leaves_no_trace_in_the_next_cell(
+    composers: dict[str, make.Composer],
+) -> None:
+    composer = composers["run"]
+    words = ["+experiment=quickstart", "seed=1"]
+    before = check(RunConfig, composer.composed([*words, "epsilon=2"]))
+    with pytest.raises(UsageError, match=r"^epsilon: .*'some'"):
+        check(RunConfig, composer.composed([*words, "epsilon=some"]))
+    options = [composer.composed([*words, f"++model.options={{{key}: 1}}"]).model.options for key in "ab"]
+    assert options == [{"a": 1}, {"b": 1}]
+    assert check(RunConfig, composer.composed([*words, "epsilon=2"])) == before
 
 
 def test_public_takes_the_place_of_the_sets_that_a_sweep_goes_through(composers: dict[str, make.Composer]) -> None:
     composer = composers["run"]
 
     def publics(*words: str) -> set[str]:
-        values = [composer.composed(cell).pair.public for cell in composer.cells(words, public="mnist,svhn")]
-        return {str(value) for value in values}
+        return {str(composer.composed(cell).pair.public) for cell in composer.cells(words, public="mnist,svhn")}
 
     assert publics("+experiment=gsd_table3") == {"mnist", "svhn"}
     assert publics("+experiment=gsd_table3", "pair.public=null", "algorithm=dp_sgd_clip01", "distance=none") == {"None"}

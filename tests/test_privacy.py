@@ -115,7 +115,7 @@ def test_a_guess_whose_bound_is_off_is_corrected(off, monkeypatch):
 
 @pytest.mark.parametrize(("sigma", "rate"), [(0.3, 0.9), (1.0, 0.02), (12.4, 0.02), (400.0, 1e-3)])
 def test_the_loss_of_a_step_is_that_of_prv_accountant(sigma, rate):
-    ours, peer = accountant._SampledGaussian(sigma, rate), PoissonSubsampledGaussianMechanism(rate, sigma)
+    ours, peer = accountant._sampled_gaussian(sigma, rate), PoissonSubsampledGaussianMechanism(rate, sigma)
     for span in (1e-3, 0.1, 10, 100):
         t = np.linspace(-span, span, 2001, dtype=np.longdouble)
         assert np.array_equal(ours.cdf(t), peer.cdf(t))

@@ -316,6 +316,23 @@ def test_without_noise_and_clipping_it_is_sgd(tmp_path):
     torch.testing.assert_close(found, torch.cat([p.detach().flatten() for p in model.parameters()]))
 
 
+def test_sgd_is_that_of_torch_bit_for_bit():
+    """Its state too, as a checkpoint has it, also one that it goes on from."""
+    states = []
+    for optimizer in (torch.optim.SGD, loop.SGD):
+        weights = torch.nn.Parameter(torch.arange(1.0, 4.0))
+        made = optimizer([weights], 0.1, 0.9, weight_decay=0.01)
+        for step in range(4):
+            weights.grad = torch.full((3,), 0.3 / (step + 1))
+            made.step()
+            again = optimizer([weights], 0.5)
+            again.load_state_dict(made.state_dict())
+            made = again
+        states.append((weights.tolist(), str(made.state_dict())))
+    assert states[0] == states[1]
+    assert weights.requires_grad
+
+
 def stop_at_5(progress):
     if progress.step == 5:
         raise KeyboardInterrupt

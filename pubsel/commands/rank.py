@@ -127,7 +127,7 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
             public,
             distance_of(settings).m,
             private,
-            read._replace(public=True),
+            read._replace(public=True, few=True),
             settings.convert,
             settings.private,
             images,

@@ -158,7 +158,7 @@ class Reader(NamedTuple):
     such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
     read again. unit, keep: as in `open_dataset`. rules: by which a user's private files are read; pixels: a network is
     trained on the images themselves; public: the sets are public ones (`of_public_data`); columns: of the private
-    table, which are read of others."""
+    table, which are read of others; few: as in `first`."""
 
     data_root: str
     download: bool = False
@@ -171,6 +171,7 @@ class Reader(NamedTuple):
     pixels: bool = False
     public: bool = False
     columns: tuple[Field, ...] = ()
+    few: bool = False
 
     def __call__(self, name: str) -> Opened:
         if self.opened is not None and self.opened.name == name:
@@ -184,7 +185,15 @@ class Reader(NamedTuple):
         sizes = next((finding for finding in source.findings if finding.name == "no_size"), None)
         if self.pixels and sizes is not None:
             raise UsageError(f"{sizes.text}: set size=SIDE, such as 32, or take a model with a backbone")
-        return Opened(name, source, self.through(name, source, self.like))
+        wait = self.few and source.texts is None  # texts are of whole sets
+        return Opened(name, source, source if wait else self.through(name, source, self.like))
+
+    def first(self, opened: Opened, m: int) -> Opened:
+        """Return the first m examples of a set, as `Opened.first` does; with `few`, only these go through."""
+        chosen = opened.first(m)
+        if self.few and chosen.used is chosen.images:
+            chosen = chosen._replace(used=self.through(opened.name, chosen.images, self.like))
+        return chosen
 
 
 class Target(NamedTuple):
@@ -869,7 +878,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
             )
 
         # No image may be on two sides, unless the set was published so.
-        chosen = opened.first(share)
+        chosen = read.first(opened, share)
         digests = chosen.digests(_shape(against or opened))[1]
         for what, others in [*_private_side(against, same), *seen]:
             published = what == OWN and not is_path(name)
@@ -882,7 +891,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         parts[place] = Split(x, _as_numbered(chosen, against))
         classes.add(opened.used.classes)
         both = f"{name}: {of_test} public images from its test split, {share - of_test} from its training split"
-        notes += opened.used.notes + ((both,) if share > of_test else ()) + changed
+        notes += chosen.used.notes + ((both,) if share > of_test else ()) + changed
         taken += share if same else 0
 
     dealt = [parts[place] for place in range(len(names))]

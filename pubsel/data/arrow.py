@@ -4,6 +4,8 @@ They are read in blocks. Lists of numbers, such as embeddings, become a column f
 of a table are opened as files are (`Inside`).
 """
 
+from __future__ import annotations
+
 import io
 import json
 import re
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from pubsel.files import gathered, plain, reading
 from pubsel.messages import UserError
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow
 
 PARTS_FILE, STATE_FILE, ABOUT_FILE = "dataset_dict.json", "state.json", "dataset_info.json"
@@ -35,7 +37,7 @@ class Inside(NamedTuple):
     """An image inside of a table, which is opened as a path is."""
 
     table: Path
-    values: "pyarrow.ChunkedArray"
+    values: pyarrow.ChunkedArray
     row: int
 
     @property
@@ -93,6 +95,7 @@ def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
     """Return a table, with its lists of numbers as a column each, called NAME[0], NAME[1], ..., and the names of its
     images. The numbers of classes that `datasets` names become these names, and a folder of parts has a column `split`.
     as_they_are: columns whose lists stay lists. UserError if it cannot be read."""
+    import pandas as pd
     import pyarrow
 
     with _readable(table):
@@ -126,6 +129,8 @@ def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
 
 def as_columns(name: str, lists: np.ndarray) -> pd.DataFrame:
     """Return lists of numbers [n, d] as d columns, by the names that a model of these takes them by."""
+    import pandas as pd
+
     return pd.DataFrame(lists, columns=[f"{name}[{i}]" for i in range(lists.shape[1])])
 
 
@@ -160,7 +165,7 @@ def _parts(table: Path) -> dict[str, list[Path]]:
     return {"": [plain(table / file["filename"]) for file in state["_data_files"]]}
 
 
-def _schema(files: Sequence[Path], columns: Sequence[str] | None = None) -> "pyarrow.Schema":
+def _schema(files: Sequence[Path], columns: Sequence[str] | None = None) -> pyarrow.Schema:
     """Return the schema of files, or that of some columns."""
     import pyarrow
     import pyarrow.parquet
@@ -173,7 +178,7 @@ def _schema(files: Sequence[Path], columns: Sequence[str] | None = None) -> "pya
     return schema if columns is None else pyarrow.schema([schema.field(name) for name in columns])
 
 
-def _batches(files: Sequence[Path], columns: Sequence[str] = ()) -> Iterator["pyarrow.RecordBatch"]:
+def _batches(files: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[pyarrow.RecordBatch]:
     """Yield files in blocks, of a parquet file some columns alone."""
     import pyarrow
     import pyarrow.parquet

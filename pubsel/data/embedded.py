@@ -1,10 +1,10 @@
 """Sets that come with the installation: scikit-learn's digits, patches of its two photographs, and noise."""
 
 from collections.abc import Sequence
+from importlib.metadata import distribution
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits, load_sample_images
 
 from pubsel.data.splits import SEED, Parts, from_arrays
 from pubsel.settings.datasets import Dataset
@@ -28,10 +28,12 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 def digits() -> Parts:
     """Return scikit-learn's digits, 8x8 grey: values 0 to 16 scaled to 0 to 255, in a fixed random order, the first
     1,297 for training. The file's own order is not random."""
-    rows, labels = load_digits(return_X_y=True)
+    # scikit-learn's load_digits reads this file too, and takes a second to import
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows, labels = np.split(np.loadtxt(str(path), delimiter=","), [-1], axis=1)
     order = np.random.RandomState(SEED).permutation(len(labels))
     images = np.floor(rows.reshape(-1, 8, 8) * 255 / 16 + 0.5).astype(np.uint8)[order]  # [1797, 8, 8]
-    labels = np.asarray(labels)[order]
+    labels = labels[order, 0].astype(np.int64)
 
     n = DIGITS_TRAIN
     return Parts(from_arrays(images[:n], labels[:n]), from_arrays(images[n:], labels[n:]))
@@ -41,6 +43,8 @@ def photo_patches() -> Parts:
     """Return 2,000 + 2,000 patches of 32x32 pixels at random places of scikit-learn's two photographs (a temple, a
     flower); the label is the photograph. Patches may overlap, also across train and test: public data, not a benchmark.
     """
+    from sklearn.datasets import load_sample_images
+
     return patches_of(load_sample_images().images)  # 2 x [427, 640, 3]
 
 

@@ -23,7 +23,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -166,6 +165,8 @@ def each_row(content: Ints, y: Tensor) -> Ints:
     """Return the unit of each of n rows of numbers, int64 [n]. Equal rows of a table may be of different people: of k
     rows with equal content and label, each has a unit by its number among them. Which of them has which number makes no
     difference, so that without one of them the others are still on their sides."""
+    import pandas as pd
+
     label = np.unique(y.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
     number = pd.DataFrame({"content": content, "label": label}).groupby(["content", "label"]).cumcount().to_numpy()
     rows = zip(content.tolist(), y.tolist(), number.tolist(), strict=True)
@@ -205,6 +206,8 @@ def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
     """
     if table.published or table.kind != "images":
         return table, ()
+
+    import pandas as pd
 
     # rows of one unit with equal content and label, in one part, are copies of each other
     frame = pd.DataFrame({"unit": table.unit, "content": table.content.own, "test": table.test})

@@ -20,11 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import timm
 import torch
-from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 from torch import Tensor, nn
-from torchvision.transforms.v2 import functional as images
 
 from pubsel.data import Source, Split, overlap
 from pubsel.data.convert import LUMA, Shape, converted, describe, to_shape
@@ -42,14 +39,15 @@ from pubsel.files import (
     write_whole,
 )
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
-from pubsel.models import engine, scattering, text_encoder
+from pubsel.models import scattering, text_encoder
 from pubsel.models.memory import Held, check_room, check_size, free
+from pubsel.models.traced import Network, faster
 from pubsel.models.weights import check_timm, digest_of_weights, load_weights, of_timm, weight_file
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Backbone, Convert, Scattering
 
 CPU_BATCH, GPU_BATCH = 16, 256  # images at a time through the network, on a CPU for each thread
-ENGINE_FROM = 2000  # images from which the seconds that it takes to compile a network come back
+TRACED_FROM = 1000  # images from which the seconds that it takes to trace a network come back
 MARK = b"blake2b-16:"  # before the digest at a file's end; numpy reads as much as the header says
 END = len(MARK) + 16
 KEY = "model.backbone.checkpoint"
@@ -183,6 +181,8 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     name = backbone.architecture
     if name == "scattering":
         return _scattering(backbone, device, like)
+    import timm  # three seconds, for networks alone
+
     if backbone.scattering is not None:
         raise UsageError(f"model.backbone.scattering: for architecture=scattering, not for {name}: remove it")
     check_timm("model.backbone", name, backbone.options)
@@ -239,6 +239,8 @@ def _check_vector(backbone: Backbone) -> None:
 
 def _preparation(backbone: Backbone, net: nn.Module) -> Preparation:
     """Return how images reach a network: as they did when its weights were trained, unless the settings differ."""
+    from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
+
     # what the settings leave open is as the weights were trained
     data = resolve_model_data_config(net)  # type: ignore[no-untyped-call]
     size = backbone.input_size or data["input_size"][-1]
@@ -310,6 +312,8 @@ def _scattered(x: Tensor, settings: Scattering, size: int | None, like: Shape | 
     if size is None and max(shape[1:]) > LARGEST:
         size = LARGEST
     if size is not None:
+        from torchvision.transforms.v2 import functional as images  # two seconds, only if it is used
+
         x = images.center_crop(images.resize(x, [size], antialias=True), [size])
     if min(x.shape[2:]) <= 2**J:
         raise UsageError(
@@ -343,15 +347,6 @@ def features(
     """
     content = content_of(x, extractor.key, known)
     path = folder / f"{name}-{content}.npy"
-
-    # Those of an engine may differ in the last digits: they have a name of their own, and torch's are not made again.
-    net, by = extractor.net, engine.available() if extractor.device.type == "cpu" and len(x) >= ENGINE_FROM else None
-    if by and isinstance(net, nn.Module) and not _is_kept(path):
-        other = folder / f"{name}-{by}-{content}.npy"
-        faster = extractor if _is_kept(other) else _by_engine(net, extractor, report)
-        if faster is not None:
-            path, extractor = other, faster
-
     try:
         if not _is_kept(path):  # what is there needs no lock: the folder may be read-only
             private_folder(folder)
@@ -390,23 +385,6 @@ def content_of(x: Tensor, key: str, known: Path | None) -> str:
         with contextlib.suppress(UserError):  # a folder that cannot be written to, or a full disk
             write_whole(known, text, private=True)
     return content
-
-
-def _by_engine(net: nn.Module, extractor: Extractor, report: Callable[[str], None]) -> Extractor | None:
-    """Return the extractor with its network compiled, once in a process; None if that is not as torch computes it."""
-    assert extractor.prepare is not None
-    if extractor.key not in _COMPILED:
-        how = extractor.prepare
-        draw = torch.Generator().manual_seed(0)  # no private image decides whether the engine is used
-        x = torch.randn(4, len(how.mean), how.size, how.size, generator=draw)
-        _COMPILED.clear()
-        _COMPILED[extractor.key] = engine.faster(net, x, workers(extractor), report)
-
-    compiled = _COMPILED[extractor.key]
-    return None if compiled is None else extractor._replace(net=compiled)
-
-
-_COMPILED: dict[str, engine.Network | None] = {}  # by the key of the extractor
 
 
 def _is_kept(path: Path) -> bool:
@@ -460,7 +438,15 @@ def workers(extractor: Extractor) -> int:
 
 
 def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
-    """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order."""
+    """Yield features, float32 [batch, d], of images x, uint8 [n, c, h, w], in their order. On a CPU, a network computes
+    many of them as a traced graph, of which a process keeps the last one."""
+    net, how = extractor.net, extractor.prepare
+    if isinstance(net, nn.Module) and how is not None and extractor.device.type == "cpu" and len(x) >= TRACED_FROM:
+        if extractor.key not in _TRACED:
+            _TRACED.clear()
+            _TRACED[extractor.key] = faster(net, (len(how.mean), how.size, how.size), CPU_BATCH)
+        extractor = extractor._replace(net=_TRACED[extractor.key])
+
     # a thread for each batch, since the layers of one batch are too small to be shared
     batches = in_parts(x, CPU_BATCH if extractor.device.type == "cpu" else GPU_BATCH)
 
@@ -468,6 +454,9 @@ def embedded(x: Tensor, extractor: Extractor) -> Generator[np.ndarray]:
         return embed(part, extractor).cpu().numpy().astype(np.float32)
 
     yield from map_threads(rows, batches) if workers(extractor) > 1 else map(rows, batches)
+
+
+_TRACED: dict[str, Network] = {}  # by the key of the extractor
 
 
 def refuse_batches(what: str, x: Tensor, extractor: Extractor) -> None:
@@ -498,6 +487,8 @@ def embed(x: Tensor, extractor: Extractor) -> Tensor:
 def network_input(x: Tensor, how: Preparation) -> Tensor:
     """Return images x, uint8 [n, c, h, w], as a network takes them: grey as RGB, side resized, centre cut out,
     normalised; channels last."""
+    from torchvision.transforms.v2 import functional as images
+
     x = x.expand(-1, len(how.mean), -1, -1) if x.shape[1] == 1 else x
     mode = images.InterpolationMode(how.interpolation)
     x = images.resize(x.float() / 255, [how.resize], mode, antialias=True)

@@ -5,14 +5,15 @@ table, whose columns are called "0", "1", ... if they have no names; texts becom
 paths become a source of images.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from PIL import Image
 from torch import Tensor
@@ -22,6 +23,9 @@ from pubsel.data.findings import first_of
 from pubsel.data.images import MOST, SUFFIXES
 from pubsel.files import AT_ONCE, digest, gathered
 from pubsel.messages import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NO_LABELS = "no labels"  # in place of labels of public examples that have none
 LABEL, PERSON, PATH = "label of a row", "person", "path of an image"  # columns that are added to a table
@@ -41,6 +45,8 @@ class InMemory(NamedTuple):
     @property
     def key(self) -> str:
         """Return a digest of the content."""
+        import pandas as pd
+
         images = [] if self.x is None else [f"{tuple(self.x.shape)}", self.x.contiguous().numpy()]
         texts = self.frame.astype({name: str for name in self.frame if self.frame[name].dtype.kind not in "fiub"})
         values = pd.util.hash_pandas_object(texts, index=False).to_numpy()
@@ -73,6 +79,8 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     [n, c, h, w]), paths of images, a pandas table with a column of texts, or a data set of torch or of Hugging Face, of
     which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a column; None: they are in x;
     NO_LABELS: none are needed. groups: whose each example is, [n]. UsageError if it is of another kind."""
+    import pandas as pd
+
     if isinstance(x, str | Path):
         raise UsageError(f"y: {x} is one path, whose labels are in it: leave y out, or name its column by label=")
     if isinstance(x, Mapping):
@@ -126,6 +134,8 @@ def label_columns(frame: pd.DataFrame) -> str | list[str] | None:
 
 def _spread(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table with its lists of numbers as a column each, called NAME[0], NAME[1], ..."""
+    import pandas as pd
+
     objects = [name for name in frame if len(frame) and frame[name].dtype == object]
     for name in [name for name in objects if frame[name].map(np.ndim).eq(1).all()]:
         try:
@@ -181,6 +191,8 @@ def _of_items(data: Any) -> tuple[list[Any], list[Any]]:
 def strings_in(x: Any) -> list[str | Path] | None:
     """Return the texts or paths of a list, an array [n] or a column of pandas, "" for those that are missing; None: it
     has others."""
+    import pandas as pd
+
     if isinstance(x, str) or not isinstance(x, Sequence | np.ndarray | pd.Series) or getattr(x, "ndim", 1) != 1:
         return None
     each = ["" if pd.api.types.is_scalar(value) and pd.isna(value) else value for value in x]
@@ -190,6 +202,8 @@ def strings_in(x: Any) -> list[str | Path] | None:
 def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
     """Return the table of paths of images if all strings are files, or nine tenths end as images do, so that no single
     one decides; otherwise that of texts. UsageError for a path without a file."""
+    import pandas as pd
+
     paths = [Path(each).expanduser() for each in strings]
     absent = [str(path) for path in paths if not os.path.isfile(path)]
     ends = [
@@ -207,6 +221,8 @@ def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
 
 def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
     """Return the table of rows or paths, or images."""
+    import pandas as pd
+
     x = dense(x)
     if (strings := strings_in(x)) is not None:
         return _of_strings(strings), None

@@ -4,14 +4,15 @@ Its columns are known by usual names in any case, or by `read.path`, `read.label
 are compared as people mean them (`examples.folded`); several labels of one image are written as A|B.
 """
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 
 from pubsel.data import arrow, memory
@@ -34,6 +35,9 @@ from pubsel.data.splits import Listed, stamp
 from pubsel.files import reading
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Fold, Read
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
 DELIMITERS = ",;\t"
@@ -205,6 +209,8 @@ def names_of(table: Path) -> list[str]:
 
 def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
     """Return a table with numbers as numbers, and lists of them as a column each. text: columns that are text."""
+    import pandas as pd
+
     if (held := memory.of_memory(table)) is not None:
         return held.frame
     if of_arrow(table):
@@ -243,6 +249,8 @@ def _as_texts(frame: pd.DataFrame) -> Rows:
 
 def _text(value: object) -> str:
     """Return a value of a parquet file as a table of text has it; several as A|B."""
+    import pandas as pd
+
     if isinstance(value, list | tuple | np.ndarray):
         return BETWEEN.join(map(_text, value))
     if isinstance(value, bytes | dict):
@@ -353,6 +361,8 @@ def _label_of(
 
     Columns of 0 and 1 are classes if nobody names the label, and nine tenths of the rows have 1 in exactly one; if
     several columns are given, they are labels, of which an example may have several."""
+    import pandas as pd
+
     if isinstance(given, list):
         columns = [column_of(table, list(rows[0]), "label", (), name) for name in given]
     else:

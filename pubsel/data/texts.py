@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import pandas as pd
 import torch
-from sklearn.feature_extraction.text import HashingVectorizer
 from torch import Tensor
 
 from pubsel.data import tables
@@ -69,6 +67,8 @@ def hashed(texts: Sequence[str], features: int = FEATURES) -> Tensor:
 
     No weights of words, such as their inverse document frequency, come in: of private texts they would be a release,
     and with public texts the `whitened_head` divides by public deviations, which has the same effect."""
+    from sklearn.feature_extraction.text import HashingVectorizer  # a second, for texts alone
+
     how: dict[str, Any] = {"analyzer": "char_wb", "ngram_range": (LENGTH, LENGTH), "dtype": np.float32}
     hashing = HashingVectorizer(n_features=features, alternate_sign=False, norm=None, **how)
     counts = hashing.transform(texts)
@@ -131,6 +131,8 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
 
 def as_text(value: Any) -> str:
     """Return a value of a table or of a program as a text."""
+    import pandas as pd
+
     return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 
@@ -225,6 +227,8 @@ def text_of(file: Path) -> str:
 def new_texts(name: str, given: Any, takes: TextInput) -> list[tuple[str, str | Path]]:
     """Return new texts for a model, each with its name: of a path, a pandas table or column, or a list. UserError if
     there are none, or for what is no text."""
+    import pandas as pd
+
     if isinstance(given, Path) and given.is_dir() and not tables.is_table(given):
         files = files_in(given)
         if not files:

@@ -6,14 +6,15 @@ owner gives) are brought to -1..1, words to a column of 0 and 1 for each. A `Fie
 read, so that a model's folder can read other tables in the same way.
 """
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -29,6 +30,9 @@ from pubsel.data.splits import Split
 from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Read, Scale
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FEATURES = ("x", "features", "embeddings", "data", "vectors")
 LABELS = ("y", "labels", "label", "target", "targets")
@@ -57,8 +61,10 @@ class Field(NamedTuple):
         """Return whether nobody knows its scale."""
         return self.word is None and not self.missing and self.least is None
 
-    def read(self, values: "pd.Series[Any]") -> np.ndarray:
+    def read(self, values: pd.Series[Any]) -> np.ndarray:
         """Return the number of each row, float32 [n], from the values of the column; NaN: it has none."""
+        import pandas as pd
+
         if self.word is not None:
             return values.map(_as_word).eq(folded(self.word)).to_numpy(np.float32)
         numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)
@@ -83,6 +89,8 @@ class Field(NamedTuple):
 
 def _as_word(value: Any) -> str:
     """Return a value of a column of words, as words are compared."""
+    import pandas as pd
+
     return "" if pd.isna(value) else folded(str(value))
 
 
@@ -301,6 +309,8 @@ def as_rows(frame: pd.DataFrame, columns: Sequence[Field]) -> Tensor:
 def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
     """Return rows for a model, float32 [n, d]: of a path, a pandas table, an array or a tensor [n, d] or [d]. columns:
     that it was trained on; empty: features. UserError if they are of another kind, or lack a column."""
+    import pandas as pd
+
     if isinstance(given, Path):
         given = _new_at(given)
     names = list(dict.fromkeys(column.name for column in columns))
@@ -326,7 +336,7 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
     return as_rows(given, columns)
 
 
-def _new_at(path: Path) -> "pd.DataFrame | np.ndarray | Tensor":
+def _new_at(path: Path) -> pd.DataFrame | np.ndarray | Tensor:
     """Return the rows of a path, whose labels are not read."""
     suffix = path.suffix.lower()
     if tables.is_table(path):
@@ -347,6 +357,8 @@ def _new_at(path: Path) -> "pd.DataFrame | np.ndarray | Tensor":
 def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[Field, ...], list[Finding]]:
     """Return the columns of a private table: those without bounds, those with bounds, words, and those that say that a
     number is missing; and findings."""
+    import pandas as pd
+
     bounds = _bounds(features, read.bounds)
     if unknown := [name for name in bounds if name not in features]:
         raise UsageError(f"bounds={read.bounds}: {table.name} has no column {unknown[0]}: {first_of(features, 20)}")
@@ -417,6 +429,8 @@ def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> 
 def _words_in(features: pd.DataFrame) -> tuple[list[str], list[str]]:
     """Return the columns of which more than a tenth are words, or which are dates, and the words and numbers too large
     in columns of numbers: no single value decides what a column is."""
+    import pandas as pd
+
     columns, words = list[str](), list[str]()
     for name in features:
         kind, values = features[name].dtype.kind, features[name]

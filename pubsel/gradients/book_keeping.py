@@ -45,12 +45,14 @@ class KeptInputs(NamedTuple):
         positions is off by 2^-53 t sum_t |a_t| |e_t|, is off by less than 1e-8 once it is clipped to norm 1.
         """
         bias = 0.0 if self.bias is None else 1.0
-        if self.a.shape[1] == 1:
-            return (squared_norms(self.a.squeeze(1)) + bias) * squared_norms(self.e.squeeze(1))
         squares = []
         at_once = max(1, GPU_ENTRIES // (self.a.shape[1] * max(self.a.shape[2], self.e.shape[2])))
         for a, e in zip(self.a.split(at_once), self.e.split(at_once), strict=True):
-            a, e = a.double(), e.double()
+            e = e.double()
+            if a.shape[1] == 1:
+                squares.append((squared_norms(a.squeeze(1)) + bias) * e.squeeze(1).square().sum(1))
+                continue
+            a = a.double()
             terms = (a.square().sum(2) + bias) * e.square().sum(2)  # [n, t]
             # the squared norm of a sum of outer products needs only products of inputs and of errors
             whole = ((a @ a.mT + bias) * (e @ e.mT)).sum((1, 2)).clamp(min=0)

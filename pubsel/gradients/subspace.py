@@ -18,13 +18,12 @@ from pubsel.gradients.matrix import (
     gram,
 )
 
-MANY = 500  # rows, and for each of the k dimensions 30: of fewer, the Gram matrix takes no longer than `davidson`
-BUCKETS = 32  # columns of G in each column of its sketch
+BUCKETS, WIDTH = 32, 32  # columns of G in each column of its sketch, which has at least WIDTH for each dimension
 POWERS = 5  # of the sketch's Gram matrix, for its top eigenvectors
-ROUNDS = 6  # of Davidson's method, before the Gram matrix is taken after all
+ROUNDS = 12  # of Davidson's method, before the Gram matrix is taken after all
 FILL, SHIFT = 1e-7, 1e-13  # of a column's norm, in a random direction; of its square, on the diagonal
 NEARLY = 5e-4  # |B^T B - I| of a basis that is taken for orthonormal
-ANGLE = 1e-2  # sines of the angles to the true subspace, all together, by the estimate
+ANGLE = 1e-4  # sines of the angles to the true subspace, all together, by the estimate
 
 
 def top_k(gradients: GradientMatrix, k: int) -> Tensor:
@@ -34,17 +33,15 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     From the top k eigenvectors U_k of the Gram matrix G G^T [m, m], decomposed in float64: V_k = G^T U_k / s_k, made
     orthonormal once more by QR in float64. The QR, not the Gram matrix, decides the accuracy: float32 columns of
     268,346 entries come out 4e-5 too long, which moves the distance by 2e-4; so it stays within 1e-6 of a float64 SVD.
-    Of many float32 rows `davidson` finds it faster, several times of 2,000, and distances within some 1e-4.
+    Of many float32 rows `davidson` finds it faster, and distances within 1e-5 of their size.
 
     Raises ValueError if G has rank less than k, up to the rounding of the Gram matrix, since the subspace is then not
     determined.
     """
     least = max(1e-10, 10 * torch.finfo(gradients.dtype).eps)  # of the largest eigenvalue; below it is rounding
-    m, p = len(gradients), gradients.rows.shape[1] if type(gradients) is DenseGradients else 0
-    if m >= max(MANY, 30 * k) and p >= BUCKETS * m and gradients.dtype == torch.float32:  # then `davidson` pays
-        assert isinstance(gradients, DenseGradients)
-        basis = davidson(gradients.rows, k, least)
-        if basis is not None:
+    if type(gradients) is DenseGradients and gradients.dtype == torch.float32:
+        shorter = is_shorter(len(gradients), gradients.rows.shape[1], k)
+        if shorter and (basis := davidson(gradients.rows, k, least)) is not None:
             return torch.linalg.qr(basis.double()).Q
 
     # The Gram matrix is small, so it is decomposed in float64.
@@ -61,23 +58,29 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     raise ValueError(f"the gradients span {rank} dimensions, fewer than k = {k}")
 
 
+def is_shorter(m: int, p: int, k: int) -> bool:
+    """Return whether `davidson` takes less time than the Gram matrix and its eigenvectors, by counted work: its weights
+    were chosen so that at m = 250 to 2,000, p = 2,000 to 268,346 and k = 16 the faster one is taken."""
+    return m * m * p + 5 * m**3 > 30 * m * p * k + 400 * m**2 * k
+
+
 def davidson(rows: Tensor, k: int, least: float) -> Tensor | None:
     """Return the basis [p, k], float32, of the top-k right singular subspace of G [m, p], by block Davidson's method
     (Davidson 1975; Saad: Numerical Methods for Large Eigenvalue Problems, chapter 8) on G G^T, which is never made.
 
     It starts from the top 2 k eigenvectors of the Gram matrix of a sketch, and corrects by the inverse of that matrix
-    less the eigenvalue: of its top 8 k eigenvectors, the others taken for equal. Two or three products with G and G^T.
+    less the eigenvalue: of its top 8 k eigenvectors, the others taken for equal. Five to seven products with G and G^T.
 
     It ends when the sines of the angles to the true subspace are estimated at ANGLE, all together. None: if they are
     not after ROUNDS, or theta_k is at most `least` of theta_1. The estimate, of second order in the residuals R = K S y
     - theta S y of all Ritz vectors S y, K = G G^T: the top k miss R_i / (theta_i - theta_min) of what lies outside of
     S, and mix with the Ritz vectors j below by R_j^T R_i / ((theta_i - theta_min) (theta_i - theta_j)). On gradients of
-    ResNet20 at images of three sets (m = 2,000, k = 16) it was 2.5 to 3.5 times the truth; distances came out within
-    3e-5, those of nearly equal subspaces within the angles, 3e-3. A bound by ||R|| / (theta_k - theta_{k+1}) (Davis and
-    Kahan, with Ritz values for eigenvalues) is some 20 times as large.
+    ResNet20 at images of three sets (m = 2,000, k = 16) it was 2.5 to 3.5 times the truth. A bound by
+    ||R|| / (theta_k - theta_{k+1}) (Davis and Kahan, with Ritz values for eigenvalues) is some 20 times as large.
     """
     # What the sketch says of G G^T: its top eigenvectors, and the mean of its other eigenvalues.
-    near = gram(sketch(rows, rows.shape[1] // BUCKETS))  # [m, m]
+    width = min(rows.shape[1], max(rows.shape[1] // BUCKETS, WIDTH * k))
+    near = gram(sketch(rows, width))  # [m, m]
     u = torch.randn(len(near), 8 * k, generator=torch.Generator().manual_seed(0)).to(near)
     for _ in range(POWERS):
         u = torch.linalg.qr(near @ u).Q

@@ -12,6 +12,7 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -153,6 +154,16 @@ class TableCell:
         return "weak" if "weak" in guarantees and "none" not in guarantees else "none" not in guarantees
 
 
+def json_text(value: Any) -> str:
+    """Return JSON: tables write few values many times."""
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else _scalar(value)
+
+
+@lru_cache(maxsize=None, typed=True)  # 1, 1.0 and true are equal
+def _scalar(value: Any) -> str:
+    return json.dumps(value)
+
+
 def cells(records: list[dict[str, Any]]) -> list[TableCell]:
     """Return groups of equal private, public, model, algorithm, epsilon, label and settings, apart from both seeds: of
     the run, and of what is drawn of its data.
@@ -162,7 +173,7 @@ def cells(records: list[dict[str, Any]]) -> list[TableCell]:
     alone, result = list[TableCell](), list[TableCell]()
     for record in records:
         values = leaves(record["settings"])
-        settings = {key: json.dumps(value) for key, value in values if key not in ("seed", "pair.seed")}
+        settings = {key: json_text(value) for key, value in values if key not in ("seed", "pair.seed")}
         alone.append(TableCell((record,), settings))
 
     for group in groups_by(alone, TableCell.same):

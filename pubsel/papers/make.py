@@ -33,6 +33,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 
 from pubsel import records as results
@@ -41,8 +42,8 @@ from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import MakeConfig, RankConfig, RunConfig
-from pubsel.settings.schema import check, neutral
+from pubsel.settings.keys import SCHEMAS, MakeConfig, RankConfig, RunConfig
+from pubsel.settings.schema import check, in_types, neutral
 
 SWEPT = ("run", "rank")
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")
@@ -134,7 +135,9 @@ class Composer:
 
     command: str  # of SWEPT
     parser: OverridesParser = field(default_factory=OverridesParser.create)
+    parsed: dict[str, Override] = field(default_factory=dict)  # by the word
     whole: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
+    last: tuple[Any, DictConfig] = (None, DictConfig({}))  # what the last cell set, and its values
     sweeps: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # of the experiment in these words
     groups: dict[str, bool] = field(default_factory=dict)  # keys, and whether they choose options
 
@@ -157,19 +160,31 @@ class Composer:
         return [list(cell) for cell in cells]
 
     def composed(self, cell: Sequence[str]) -> DictConfig:
-        """Return the values of a cell."""
-        values, key = self._apart(self.parser.parse_overrides(list(cell)))
-        if key not in self.whole:
-            self.whole[key] = compose(self.command, list(key))
-        changed = self.whole[key].copy()
-        ConfigLoaderImpl._apply_overrides_to_config(values, changed)
-        return changed
+        """Return the values of a cell, in the types of the command's settings, until those of the next cell."""
+        for word in cell:
+            if word not in self.parsed:
+                (self.parsed[word],) = self.parser.parse_overrides([word])
+        values, options = self._apart([self.parsed[word] for word in cell])
+        if options not in self.whole:
+            self.whole[options] = in_types(SCHEMAS[self.command], compose(self.command, list(options)))
+
+        # the next cell often sets the same keys, whose values replace these; but a mapping would be merged
+        same = [word.input_line if isinstance(word.value(), dict) else word.key_or_group for word in values]
+        if self.last[0] != (key := (options, same)):
+            self.last = key, self.whole[options].copy()
+        try:
+            ConfigLoaderImpl._apply_overrides_to_config(values, self.last[1])
+        except (ConfigCompositionException, AttributeError):  # a wrong value, or a mapping in place of null
+            self.last = None, DictConfig({})
+            return compose(self.command, list(cell))
+        return self.last[1]
 
     def _apart(self, words: Sequence[Override]) -> tuple[list[Override], tuple[str, ...]]:
         """Return the words that change values alone, and the others, which choose options, add or remove."""
         values, options = list[Override](), list[str]()
         for word in words:
-            if word.is_add() or word.is_force_add() or word.is_delete() or self.chooses(word.key_or_group):
+            chooses = self.chooses(word.key_or_group) and not isinstance(word.value(), dict)
+            if word.is_add() or word.is_delete() or chooses:
                 options.append(str(word.input_line))
             else:
                 values.append(word)

@@ -26,9 +26,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from prv_accountant import PRVAccountant
-from prv_accountant.accountant import compute_safe_domain_size
-from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
 from scipy.fft import next_fast_len
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
@@ -67,8 +64,9 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
     A sum of n rows a_i, each of norm at most the sensitivity D, is computed in float64, in an order that may depend on
     the data. It is off by at most (n - 1) 2^-53 sum_i |a_i| <= n^2 2^-53 D in L2, to first order (Higham: Accuracy and
     Stability of Numerical Algorithms, 2002, Section 4.2). So the computed sums of two neighbours differ by at most D (1
-    + n^2 2^-52), which is at most D (1 + ROUNDING) for up to MOST_EXAMPLES examples. GEP adds rows of norm up to 10 D
-    that cancel, but in blocks of a few hundred rows, with smaller errors (gep.residual_sum).
+    + n^2 2^-52), which is at most D (1 + ROUNDING) for up to MOST_EXAMPLES examples. Of up to half as many, float32
+    may add up the rows of a slot, which one example changes: 4.9e-4 more (gradients/slots.py). GEP adds rows of norm up
+    to 10 D that cancel, but in blocks of a few hundred rows, with smaller errors (gep.residual_sum).
 
     The rows are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors). On paper
     each is a function of its own example; a processor may round it differently next to other rows, by some 1e-7 of it:
@@ -118,34 +116,41 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(lambda e: gaussian_delta(e, mu) - delta, 0, high, xtol=1e-12)) * (1 + 1e-9)
 
 
-class _SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
-    """prv-accountant's model of one step, with a distribution function that is computed only where it is not flat.
+def _sampled_gaussian(noise_multiplier: float, rate: float) -> Any:
+    """Return prv-accountant's model of one step, with a distribution function that is computed only where it is not
+    flat.
 
     The values are the same: it is 0 up to log(1 - rate), and 1 once both of its erfc(x) have x > 27.
     """
+    from prv_accountant import PoissonSubsampledGaussianMechanism  # a second, of scipy.signal
 
-    def __init__(self, noise_multiplier: float, rate: float) -> None:
-        super().__init__(rate, noise_multiplier)
-        shift = (54 * math.sqrt(2) * noise_multiplier + 1) / (2 * noise_multiplier**2)
-        self.low, self.high = math.log1p(-rate), np.logaddexp(math.log1p(-rate), math.log(rate) + shift)
+    shift = (54 * math.sqrt(2) * noise_multiplier + 1) / (2 * noise_multiplier**2)
+    low, high = math.log1p(-rate), np.logaddexp(math.log1p(-rate), math.log(rate) + shift)
 
-    def cdf(self, t: Any) -> Any:
-        t = np.asarray(t)
-        inside = (t > self.low) & (t < self.high)
-        values = np.array(t >= self.high, dtype=np.longdouble)
-        values[inside] = super().cdf(t[inside])
-        return values
+    class SampledGaussian(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
+        def cdf(self, t: Any) -> Any:
+            t = np.asarray(t)
+            inside = (t > low) & (t < high)
+            values = np.array(t >= high, dtype=np.longdouble)
+            values[inside] = super().cdf(t[inside])
+            return values
+
+    return SampledGaussian(rate, noise_multiplier)
 
 
 @lru_cache(maxsize=64)
 def _half_width(noise_multiplier: float, rate: float, steps: int, delta_error: float) -> float:
     """Return the half-width of the domain of privacy losses, by prv-accountant's rule; it falls with the noise."""
-    prv = _SampledGaussian(noise_multiplier, rate)
+    from prv_accountant.accountant import compute_safe_domain_size
+
+    prv = _sampled_gaussian(noise_multiplier, rate)
     return float(compute_safe_domain_size([prv], [steps], 0.0, delta_error))
 
 
 @lru_cache(maxsize=1)
 def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, delta_error: float) -> Any:
+    from prv_accountant import PRVAccountant
+
     # The noise is rounded, so that a search computes few widths; less noise has a larger width, which is safe.
     less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))
     half_width = max(_half_width(less_noise, rate, steps, delta_error), 3 + eps_error)
@@ -158,7 +163,7 @@ def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, del
         )
 
     half = next_fast_len(math.ceil(half_width / mesh) + 2, real=True)  # a little wider, for a quick FFT
-    prv = _SampledGaussian(noise_multiplier, rate)
+    prv = _sampled_gaussian(noise_multiplier, rate)
     return PRVAccountant([prv], eps_error, delta_error, [steps], eps_max=(half - 1.5) * mesh)
 
 

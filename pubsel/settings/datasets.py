@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,20 @@ def dataset_info(name: str) -> Dataset:
         raise UsageError(f"{name}: is no named dataset: if you mean the path, write .{os.sep}{name}")
     if path is None:
         raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(dataset_names())}")
+    state = path.stat()
+    return _read_info(path, (state.st_mtime_ns, state.st_size, state.st_ino))
+
+
+@cache
+def _read_info(path: Path, state: tuple[int, ...]) -> Dataset:
+    """Return what a file says, which a command asks for many times. state: another one for another content."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise UserError(f"{path}: {str(error).splitlines()[0]}") from None
 
     # a name too many would shift the others, and tables would show wrong classes
-    info = check(Dataset, values, f"dataset {name}: ")
+    info = check(Dataset, values, f"dataset {path.stem}: ")
     if info.names is not None and len(info.names) != info.classes:
         raise UserError(f"{path}: {len(info.names)} names of {info.classes} classes: name each one, or set names=null")
     return info

@@ -12,7 +12,7 @@ from dataclasses import field, fields
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypedDict, TypeVar, Union, Unpack, get_args, get_origin
+from typing import Annotated, Any, TypedDict, TypeVar, Union, Unpack, cast, get_args, get_origin
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
@@ -77,14 +77,18 @@ def defaults(schema: Any) -> dict[str, Any]:
 _structured: Callable[[Any], Any] = cache(OmegaConf.structured)  # half of the time of a check
 
 
+def in_types(schema: Any, values: Any) -> DictConfig:
+    """Return the values of a request with the types of their schema, in which another value can be set."""
+    return cast(DictConfig, OmegaConf.merge(_structured(schema), values))  # merges into a copy
+
+
 def check(schema: type[T], values: DictConfig | dict[str, Any], where: str = "") -> T:
     """Return an instance of the dataclass `schema` with `values`; UsageError names the first key that is unknown,
     missing, of the wrong type or out of range. `where` is the key of `values` itself, for the message."""
     prefix = f"{where}." if where else ""
     try:
         # OmegaConf checks keys and types; it knows no ranges
-        merged = OmegaConf.merge(_structured(schema), values)  # merges into a copy
-        result = OmegaConf.to_object(merged)
+        result = OmegaConf.to_object(values if OmegaConf.get_type(values) is schema else in_types(schema, values))
     except OmegaConfBaseException as error:
         raise UsageError(_fault(schema, error, prefix)) from None
 

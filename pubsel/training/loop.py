@@ -4,6 +4,7 @@ Every private number leaves this file through `noisy_mean`, whose noise is what 
 loss on the screen, which the privacy statement excepts. parallel.py shares the loop's work among processes.
 """
 
+import inspect
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -374,13 +375,22 @@ class _State:
             )
 
 
+class SGD(torch.optim.SGD):
+    """torch's SGD without the wrappers for torch.compile, which import torch._dynamo: that takes seconds."""
+
+    add_param_group = inspect.unwrap(torch.optim.SGD.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.SGD.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.SGD.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
+
+
 def optimizer_of(
     parameters: list[nn.Parameter], job: Job
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
     """Return the optimiser of a training, and the schedule by which its learning rate falls."""
     training, steps, rate = job.training, job.schedule.steps, job.learning_rate
     decayed = training.weight_decay
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(parameters, rate, training.momentum, weight_decay=decayed)
+    optimizer: torch.optim.Optimizer = SGD(parameters, rate, training.momentum, weight_decay=decayed)
     if training.optimizer == Optimizer.adam:
         optimizer = torch.optim.Adam(parameters, rate, weight_decay=decayed)
     if training.inverse_decay is None:

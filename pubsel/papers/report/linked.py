@@ -8,7 +8,7 @@ from typing import Any
 import pandas
 
 from pubsel.papers import typeset
-from pubsel.papers.join import TableCell
+from pubsel.papers.join import TableCell, json_text
 from pubsel.settings.command_line import command
 
 # numbers that come from runs
@@ -64,7 +64,7 @@ class Runs:
             self.keys += [key for key in values if key not in self.keys]
             places = []
             for value in map(values.get, self.keys):
-                text = json.dumps(value, sort_keys=True)
+                text = json_text(value)
                 if text not in self._places:
                     self._places[text] = len(self.pool)
                     self.pool.append(value)
