@@ -26,7 +26,7 @@ from pubsel.messages import UserError, cannot_write, duration, gib, limit, say
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, device
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700  # modes of what is made from private data, whatever the umask
 LONGEST_STEM = 200  # bytes of a name that the names of its temporary files have
@@ -352,6 +352,13 @@ def taken(x: "Tensor", places: "Tensor") -> "Tensor":
             give_back(x)
 
     return gathered(parts(), len(places))
+
+
+def sent(x: "Tensor", device: "device") -> "Tensor":
+    """Return x on `device`. A GPU copies from pinned memory while the host goes on; torch frees it after the copy."""
+    if device.type == "cuda" and x.is_cpu:
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 def give_back(x: "Tensor") -> None:

@@ -3,7 +3,9 @@
 `with pretended() as log:` makes torch believe in one GPU. As on a real one, an operation raises if it meets tensors of
 both devices (numbers without dimensions and indices on the CPU are fine), and so do `.numpy()` of a CUDA tensor and a
 generator of the wrong device. `log` counts what makes a GPU slow: times that the host waits, copies between host and
-device; and operations on it. It cannot see what a kernel refuses, TF32, nondeterminism, or other processes.
+device, which it waits for unless they come from pinned memory and are non_blocking; operations on the device, and of
+products how many multiplications they are, in which type and precision. It cannot see what a kernel refuses, what TF32
+rounds off, nondeterminism, or other processes.
 """
 
 import collections
@@ -41,6 +43,7 @@ WAITS = names("""
 ALL_ON_ONE_DEVICE = names("""
     mm addmm bmm cat stack index_add_ gather scatter index_select mv addmv dot addmm_ baddbmm _foreach_copy_
 """)  # numbers without dimensions included
+PRODUCTS = names("mm bmm addmm addmm_ baddbmm convolution convolution_backward")
 INDEXING = names("index index_put_ index_put _unsafe_index _index_put_impl_")
 FACTORIES = names("""
     zeros ones empty full arange randn rand randint randperm tensor as_tensor eye linspace triu_indices tril_indices
@@ -49,22 +52,33 @@ FACTORIES = names("""
 
 
 class Log:
-    """What was counted, by line of the program; and how many operations met a tensor of the device."""
+    """What was counted, by line of the program; how many operations met a tensor of the device; multiplications by
+    line, type and precision; the numbers of all results, and the most of one in float64."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self.waits, self.copies, self.bytes = (collections.Counter[str]() for _ in range(3))
-        self.operations = 0
+        self.operations = self.float64 = self.numbers = 0
+        self.products = collections.Counter[tuple[str, torch.dtype, str]]()
 
     def wait(self, why: str) -> None:
         self.waits[f"{line(3)} {why}"] += 1
 
-    def copy(self, direction: str, tensor: Tensor) -> None:
+    def product(self, name: str, args: Any) -> None:
+        """Count a product of matrices, or a convolution, whose multiplications are not counted."""
+        convolves = name.startswith("convolution")
+        backend = torch.backends.cudnn.conv if convolves else torch.backends.cuda.matmul
+        count = 1 if convolves else args[-2].numel() * args[-1].shape[-1]
+        self.products[line(3), args[-1].dtype if not convolves else args[0].dtype, backend.fp32_precision] += count
+
+    def copy(self, direction: str, tensor: Tensor, non_blocking: bool = False) -> None:
         where = f"{direction} {line(3)}"
         self.copies[where] += 1
         self.bytes[where] += tensor.numel() * tensor.element_size()
+        if not (non_blocking and direction == "to the device" and tensor in PINNED):
+            self.wait(f"copy {direction}")
 
 
 LOG = Log()
@@ -95,6 +109,7 @@ class Tags:
 
 
 ON_GPU = Tags()
+PINNED = Tags()  # memory of the host from which a GPU copies by itself
 FREE = Tags()  # made within torch from options that it took of another tensor: on either device
 
 
@@ -148,16 +163,22 @@ class Dispatch(TorchDispatchMode):
             before = {address(tensor) for tensor in tensors}
             free = all(tensor in FREE for tensor in tensors)
             result = func(*args, **kwargs)
+            if any(on_gpu) and name in PRODUCTS:
+                LOG.product(name, args)
             for leaf in tree_leaves(result) if name != "set_" else ():
                 if isinstance(leaf, Tensor) and address(leaf) not in before:
                     mark(leaf, any(on_gpu), free)
+                    if any(on_gpu):
+                        LOG.numbers += leaf.numel()
+                        LOG.float64 = max(LOG.float64, leaf.numel() if leaf.dtype == torch.float64 else 0)
             return result
 
     def check(self, name: str, args: Any, tensors: list[Tensor], on_gpu: list[bool]) -> None:
         """RuntimeError if a GPU would raise one."""
         if name in ("copy_", "_copy_from"):
             if on_gpu[0] != on_gpu[1]:
-                LOG.copy("to the device" if on_gpu[0] else "to the host", tensors[1])
+                non_blocking = len(args) > 2 and args[2]
+                LOG.copy("to the device" if on_gpu[0] else "to the host", tensors[1], non_blocking)
         elif name in INDEXING:
             self.check_index(name, args, on_gpu[0])
         elif not all(on_gpu):
@@ -200,6 +221,10 @@ class Functions(TorchFunctionMode):
             LOG.wait("tolist")
         if func is Tensor.register_hook:  # autograd calls it without this mode
             return func(args[0], partial(self.within, args[1]))
+        if func is Tensor.pin_memory:
+            pinned = args[0].clone()
+            PINNED.set(pinned, True)
+            return pinned
         if func in (Tensor.cpu, Tensor.cuda, Tensor.to):
             return moved(func, *args, **kwargs)
         return self.made(func, name, args, kwargs)
@@ -248,7 +273,7 @@ def moved(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if func in (Tensor.cpu, Tensor.cuda):
         args, kwargs = (CPU if func is Tensor.cpu else GPU,), {}
     device, dtype = kwargs.pop("device", None), kwargs.pop("dtype", None)
-    other = kwargs.pop("other", None)
+    other, non_blocking = kwargs.pop("other", None), kwargs.pop("non_blocking", False)
     for argument in (*args, other):
         if isinstance(argument, Tensor):
             device, dtype = GPU if argument in ON_GPU else CPU, argument.dtype
@@ -264,7 +289,7 @@ def moved(func: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         copied = {"copy": True} if kwargs.get("copy") else {}
         return Tensor.to(tensor, **options, **copied) if options or copied else tensor
     result = Tensor.to(tensor, **({"dtype": tensor.dtype} | options), copy=True)
-    LOG.copy("to the host" if on_gpu else "to the device", tensor)
+    LOG.copy("to the host" if on_gpu else "to the device", tensor, non_blocking)
     mark(result, not on_gpu)
     return result
 

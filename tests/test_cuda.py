@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,23 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 from pretend_cuda import Log, pretended
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pubsel import algorithms, cell, models
 from pubsel.algorithms import gep
+from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.data import Split, Task
-from pubsel.gradients import per_example
-from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients
+from pubsel.files import sent
+from pubsel.gradients import book_keeping, matrix, per_example
+from pubsel.gradients.book_keeping import BookKeeping, KeptInputs, LayeredGradients
+from pubsel.gradients.factored import FactoredGradients
+from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, Slots, add_products, gpu_precision
+from pubsel.gradients.subspace import cholesky_qr, orthonormal
 from pubsel.privacy.accountant import ROUNDING
 from pubsel.privacy.randomness import stream
-from pubsel.privacy.sampling import Schedule
+from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
 from pubsel.settings.keys import Device, Model
 from pubsel.settings.schema import check
@@ -180,6 +187,7 @@ def test_rows_of_a_pass_follow_from_the_memory_of_the_gpu() -> None:
     with pretended() as log:
         small = PerExampleGradients(torch.nn.Linear(10, 10).to("cuda"))
         large = PerExampleGradients(torch.nn.Linear(10_000, 10_000).to("cuda"))
+        log.reset()
         x = torch.zeros(2, 10, device="cuda")
         assert small.chunk(x) == 500
         assert large.chunk(x) == 140 * 2**30 // 8 // 4 // large.size == 46
@@ -200,10 +208,20 @@ def option(group: str, name: str) -> dict[str, Any]:
         return OmegaConf.to_container(compose("run", [f"{group}={name}"])[group])  # type: ignore[return-value]
 
 
-def counted(name: str, model: torch.nn.Module, shape: tuple[int, ...], n: int, m: int, **changes: int) -> Log:
-    """The log of the second step of an algorithm on n private and m public examples, all in one batch."""
+def counted(
+    name: str,
+    model: torch.nn.Module,
+    shape: tuple[int, ...],
+    n: int,
+    m: int,
+    rate: float = 1.0,
+    people: torch.Tensor | None = None,
+    **changes: int,
+) -> Log:
+    """The log of the second step of an algorithm on n private and m public examples, as `loop.fit` takes it."""
     algorithm = algorithms.build(option("algorithm", name) | changes)
     generator = torch.Generator().manual_seed(0)
+    plan = Schedule(n, rate, 2, round(n * rate)) if people is None else Schedule(len(people), rate, 2, len(people))
 
     def split(count: int) -> Split:
         x = torch.randint(256, (count, *shape), generator=generator).to(
@@ -212,28 +230,41 @@ def counted(name: str, model: torch.nn.Module, shape: tuple[int, ...], n: int, m
         return Split(x, torch.arange(count) % 10)
 
     private, public = split(n), split(m)
-    with pretended() as log:
-        task = Task(private, public, private, 10, "accuracy", (0.5,) * 3, (0.5,) * 3, ())
+    with pretended() as log, gpu_precision("tf32"):
+        task = Task(private, public, private, 10, "accuracy", (0.5,) * 3, (0.5,) * 3, ())._replace(people=people)
         task = loop.on_device(task, torch.device("cuda"))
         gradients = loop.engine(model.to("cuda"), None)
-        view = loop.view_of(model, gradients, task, "key", Schedule(n, n, 1.0, 2))
+        task, slots = loop.in_slots(task, gradients, plan, loop.ONE_PROCESS)
+        view = loop.view_of(model, gradients, task, "key", plan)
         for step in range(2):
             log.reset()
-            mechanism = algorithm.mechanism(view, step)
-            mean, _ = loop.noisy_mean(mechanism, gradients, task.private, 1.0, stream("key", "noise", step), n)
+            chosen = poisson_sample(stream("key", "sample", step), plan.n, rate) if rate < 1 else None
+            chosen, summed = loop.by_unit(chosen, task.people, gradients, slots)
+            make = partial(algorithm.mechanism, view, step)
+            mechanism, batch = loop.ONE_PROCESS.begin(step, task.private, chosen, make)
+            log.products.clear()
+            mean, _ = loop.noisy_mean(mechanism, summed, batch, 1.0, stream("key", "noise", step), plan.batch_size)
+            assert {precision for *_, precision in log.products} == {"ieee"}  # passes, norms and sums
             mechanism.decode(mean)
-        # what crosses is the noise, and labels that are drawn anew
-        assert sum(log.bytes.values()) <= 8 * (mechanism.size + m)
+        # what crosses is the noise, labels that are drawn anew, the sample, and where its rows are in slots
+        assert sum(log.bytes.values()) <= 8 * (mechanism.size + m + 4 * n)
     return log
 
 
 WIDE = torch.nn.Sequential(torch.nn.Linear(784, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))  # kept as factors
+PEOPLE = torch.arange(400) % 4 + 1  # how many of 1,000 examples each of them has
+LAYERS = (100, 1), (1340, 9), (2580, 25)  # where the columns of a layer begin, and its positions
+TYPES = torch.float32, torch.float64
 STEPS = {
     "dp_sgd": lambda: counted("dp_sgd", resnet20(), (3, 8, 8), 1000, 1),
     "gep": lambda: counted("gep", resnet20(), (3, 8, 8), 100, 200, k=100),
     "dp_sgd, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 100),
     "gep, linear": lambda: counted("gep", torch.nn.Linear(64, 10), (64,), 1000, 100, k=20),
     "dp_sgd, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1),
+    "a sample, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 100, rate=0.3),
+    "a sample, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1, rate=0.3),
+    "people, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 1, 0.5, PEOPLE),
+    "people, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1, 0.5, PEOPLE),
 }
 
 
@@ -242,6 +273,120 @@ def test_the_host_waits_for_no_step(step: Callable[[], Log]) -> None:
     log = step()
     assert not log.waits
     assert log.operations > 10
+
+
+def test_a_step_of_a_linear_classifier_copies_its_features_once() -> None:
+    """To the slots, which are three quarters full: none is emptied of rows that are not finite, since none has any."""
+    log = counted("dp_sgd", torch.nn.Linear(2000, 10), (2000,), 500, 1)
+    assert 500 * 2000 < log.numbers < 2 * 500 * 2000
+
+
+@pytest.mark.attack
+def test_passes_in_tf32_would_let_an_example_move_all_others() -> None:
+    """If one more in a pass makes cuBLAS take a kernel without TF32: rows that are all the same then add up what they
+    are rounded by. In ieee that is 2^-13 of it."""
+
+    class Rounding(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+                bits = (part.contiguous().view(torch.int32) + 2**12 for part in args)
+                args = tuple((part & -(2**13)).view(torch.float32) for part in bits)
+            return func(*args, **(kwargs or {}))
+
+    x, y = torch.rand(1, 784, generator=torch.Generator().manual_seed(0)), torch.zeros(1, dtype=torch.long)
+    sums = []
+    for mode in (contextlib.nullcontext(), Rounding()):
+        with mode:
+            (block,) = BookKeeping(copy.deepcopy(WIDE)).blocks(x, y)
+        sums.append(clipped_sum(block, 1e-3))
+    assert 499 * (sums[1] - sums[0]).norm() > 20 * ROUNDING
+
+
+def test_the_host_waits_for_a_copy_but_of_pinned_memory() -> None:
+    with pretended() as log:
+        values = torch.arange(6.0).pin_memory()
+        device = torch.zeros(6, device="cuda")
+        device.copy_(values, non_blocking=True)
+        assert sent(torch.arange(3), torch.device("cuda")).is_cuda
+        assert not log.waits
+        for copied in (
+            lambda: values.to("cuda"),
+            lambda: torch.ones(6).to("cuda", non_blocking=True),
+            lambda: device.copy_(values),
+            lambda: device[torch.arange(2)],
+            lambda: torch.tensor([1.0], device="cuda"),
+            lambda: device.to("cpu", non_blocking=True),
+        ):
+            log.reset()
+            copied()
+            assert log.waits.total() == 1
+        assert device.tolist() == list(range(6))
+
+
+def test_sums_by_slots_are_those_of_float64() -> None:
+    """Of full, empty and other slots, with rows that are in none, in any order."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(150, width, generator=generator) for width in (3, 5))
+    weights = torch.rand(150, generator=generator, dtype=torch.float64)
+    want = (left.double() * weights[:, None]).T @ right.double()
+    with pretended() as log:
+        rows = [part.to("cuda") for part in (left, weights, right)]
+        for order in (None, torch.randperm(150, generator=generator).to("cuda")):
+            total = torch.zeros(3, 5, dtype=torch.float64, device="cuda")
+            log.reset()
+            add_products(total, *rows, Slots([64, 0, 7, 48], order))
+            assert not log.waits
+            torch.testing.assert_close(total.cpu(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_basis_takes_one_float64_product_and_its_error_is_measured() -> None:
+    """Of columns that nearly depend on each other; and of a basis that is not orthonormal."""
+    p, k = 40_000, 12
+    start = torch.randn(p, k, generator=torch.Generator().manual_seed(0)).cumsum(1).cumsum(1)
+    start[:, 1] = start[:, 0] * (1 + 1e-6)
+    with pretended() as log:
+        block = cholesky_qr(start.to("cuda"))
+        log.reset()
+        cholesky_qr(start.to("cuda"))
+        for wrong in (1.0, 1.01):
+            basis, error = orthonormal(Basis([slice(0, p)], [block * wrong]))
+            excess = basis.blocks[0].cpu().double().T @ basis.blocks[0].cpu().double() - torch.eye(k)
+            assert error.cpu() == pytest.approx(float(excess.norm()), rel=1e-2, abs=1e-6)
+            assert error.cpu() <= 1e-5 if wrong == 1 else error.cpu() > 0.02
+    counts = {kind: sum(n for (_, *of, _), n in log.products.items() if of == [kind]) for kind in TYPES}
+    assert counts == {torch.float64: p * k**2, torch.float32: (3 + 2) * p * k**2}
+    assert {precision for *_, precision in log.products} == {"ieee"}
+
+
+def test_no_block_is_copied_to_float64_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms and sums of rows that are written out, of wide layers and of a linear classifier, at some sizes."""
+    for module in (matrix, book_keeping):
+        monkeypatch.setattr(module, "GPU_ENTRIES", 2**13)
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    dense, r, x = rows(40, 9000), rows(500, 12), rows(500, 90)
+    kept = [
+        KeptInputs(slice(i, i + 1200), slice(i + 1200, i + 1240), rows(40, t, 30), rows(40, t, 40)) for i, t in LAYERS
+    ]
+
+    def numbers(device: str) -> list[torch.Tensor]:
+        layers = [layer._replace(a=layer.a.to(device), e=layer.e.to(device)) for layer in kept]
+        blocks = (
+            DenseGradients(dense.clone().to(device)),
+            LayeredGradients(dense[:, :100].to(device), [slice(0, 100)], layers, LAYERS[-1][0] + 1240),
+            FactoredGradients(r.to(device), x.to(device), False),
+        )
+        sums = (block.combine(torch.linspace(0, 1, len(block), dtype=torch.float64, device=device)) for block in blocks)
+        return [*(block.row_norms().cpu() for block in blocks), *(total.cpu() for total in sums)]
+
+    with pretended() as log:
+        pieces = numbers("cuda")
+    assert 2**12 < log.float64 <= 9000 * 1.1  # one sum
+    for piece, whole in zip(pieces, numbers("cpu"), strict=True):
+        torch.testing.assert_close(piece, whole, rtol=1e-12, atol=1e-12)
 
 
 def test_residuals_near_the_basis_are_clipped_as_on_a_cpu() -> None:
@@ -266,12 +411,14 @@ def test_residuals_near_the_basis_are_clipped_as_on_a_cpu() -> None:
 
 
 def test_private_data_cross_to_the_device_once() -> None:
-    """Twice as many steps bring across no more than their noise and their sample."""
-    crossed = []
+    """Twice as many steps bring across no more than their noise and their sample, and none is waited for."""
+    crossed, waits = [], []
     for steps in (3, 6):
         with pretended() as log:
             run(f"{NO_GSD} algorithm=dp_sgd training.steps={steps}")
             crossed.append(sum(n for where, n in log.bytes.items() if where.startswith("to the device")))
+            waits.append({why: n for why, n in log.waits.items() if "_local_scalar" not in why})  # what is reported
+    assert waits[0] == waits[1]
     with pretended(available=False):
         weights = torch.load(next(Path("results/runs").glob("*/model.pt")), map_location="cpu", weights_only=True)
     p = sum(tensor.numel() for name, tensor in weights.items() if name.endswith(("weight", "bias")))

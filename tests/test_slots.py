@@ -207,6 +207,22 @@ def test_a_sample_has_the_slots_and_norms_of_its_examples():
     assert not dp_sgd.clipped_sum(empty, 1.0).any()
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_features_that_are_not_finite_count_as_zero(bad):
+    """Though norms of features are known, so that others need not be emptied."""
+    torch.manual_seed(0)
+    x, y = torch.randn(500, 9), torch.randint(2, (500,))
+    x[3, 4] = bad
+    inner, sums = LinearGradients(linear(9, bias=True)), []
+    for rows in (torch.arange(500), torch.arange(500) != 3):
+        slots = Slotting(inner, x[rows], y[rows], 500)
+        assert (slots.squares is None) == (len(slots.slots) == 500)
+        arranged = slots.arrange(x[rows], y[rows])
+        (block,) = slots.batch(None)[1].blocks(*arranged)
+        sums.append(block.combine(torch.ones(len(block), dtype=torch.float64), block.slots))
+    torch.testing.assert_close(*sums, rtol=1e-5, atol=1e-5)
+
+
 def test_where_there_are_no_slots():
     """In float64 networks, with few examples a pass, and in samples that a linear classifier takes in parts."""
     x, y = torch.randn(40, 6), torch.zeros(40, dtype=torch.long)

@@ -447,8 +447,9 @@ def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, p
     public = "ieee" if precision == "ieee" else "tf32"
     assert seen == [(20, public, public), (50, "ieee", "ieee")]
     with gpu_precision("tf32"):
-        pass
-    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == ("ieee", "ieee")
+        with gpu_precision("ieee"):
+            pass
+        assert torch.backends.cuda.matmul.fp32_precision == torch.backends.cudnn.conv.fp32_precision == "tf32"
 
 
 def test_more_steps_than_can_be_accounted_for_are_refused_at_once():

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel.data import Split
+from pubsel.files import sent
 from pubsel.gradients.matrix import Engine, GradientMatrix, random_labels
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan
@@ -72,7 +73,7 @@ class View(NamedTuple):
         if choice == Labels.given or (choice == Labels.auto and self.same_task):
             return self.labelled(name).y
         x = needed(self.public, name).x
-        return random_labels(self.random("labels", redraw), len(x), self.classes, self.multi_label).to(x.device)
+        return sent(random_labels(self.random("labels", redraw), len(x), self.classes, self.multi_label), x.device)
 
     def labelled(self, name: str) -> Split:
         """Return the public data, for an algorithm `name` that needs its labels; UsageError if they are not of the

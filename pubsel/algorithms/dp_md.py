@@ -11,6 +11,7 @@ from pubsel.algorithms import Mechanism, View, needed
 from pubsel.algorithms.adamix import public_gradient
 from pubsel.algorithms.dp_sgd import Clipping
 from pubsel.data import Split
+from pubsel.files import sent
 from pubsel.settings.keys import ABOUT_LABELS, Labels
 from pubsel.settings.schema import setting
 
@@ -41,7 +42,7 @@ class DPMD(Clipping):
         y = view.labels(self.labels, 0, self.name)
 
         order = view.random("public batch", step if self.fresh else 0).permutation(len(y))
-        chosen = torch.from_numpy(order[: self.public_batch]).to(y.device)
+        chosen = sent(torch.from_numpy(order[: self.public_batch]), y.device)
         public = public_gradient(view.gradients, Split(x[chosen], y[chosen])) / len(chosen)  # [p]
 
         weight = alpha(step, view.steps, self.cycle, self.alpha)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pubsel.gradients.matrix import (
+    GPU_ENTRIES,
     LARGEST,
     DenseGradients,
     GradientMatrix,
@@ -44,13 +45,19 @@ class KeptInputs(NamedTuple):
         positions is off by 2^-53 t sum_t |a_t| |e_t|, is off by less than 1e-8 once it is clipped to norm 1.
         """
         bias = 0.0 if self.bias is None else 1.0
-        if self.a.shape[1] == 1:
-            return (squared_norms(self.a.squeeze(1)) + bias) * self.e.squeeze(1).double().square().sum(1)
-        a, e = self.a.double(), self.e.double()
-        terms = (a.square().sum(2) + bias) * e.square().sum(2)  # [n, t]
-        # the squared norm of a sum of outer products needs only products of inputs and of errors
-        whole = ((a @ a.mT + bias) * (e @ e.mT)).sum((1, 2)).clamp(min=0)
-        return whole + SLACK * terms.sqrt().sum(1).square()
+        squares = []
+        at_once = max(1, GPU_ENTRIES // (self.a.shape[1] * max(self.a.shape[2], self.e.shape[2])))
+        for a, e in zip(self.a.split(at_once), self.e.split(at_once), strict=True):
+            e = e.double()
+            if a.shape[1] == 1:
+                squares.append((squared_norms(a.squeeze(1)) + bias) * e.squeeze(1).square().sum(1))
+                continue
+            a = a.double()
+            terms = (a.square().sum(2) + bias) * e.square().sum(2)  # [n, t]
+            # the squared norm of a sum of outer products needs only products of inputs and of errors
+            whole = ((a @ a.mT + bias) * (e @ e.mT)).sum((1, 2)).clamp(min=0)
+            squares.append(whole + SLACK * terms.sqrt().sum(1).square())
+        return torch.cat(squares)
 
     def add_sum(self, total: Tensor, weights: Tensor, slots: Slots | None) -> None:
         """Add the layer's columns of G^T weights, weights float64 [n], to total, float64 [p]: of one position as
@@ -59,7 +66,10 @@ class KeptInputs(NamedTuple):
         e, every = self.e.flatten(0, 1), weights.repeat_interleave(t)  # [n t, b], [n t]
         add_products(total[self.weight].view(b, a), e, every, self.a.flatten(0, 1), slots if t == 1 else None)
         if self.bias is not None:
-            total[self.bias].addmv_(e.T.double(), every)
+            if e.is_cuda:  # whose blocks are large
+                total[self.bias] += weighted_sum(e, every)
+            else:
+                total[self.bias].addmv_(e.T.double(), every)
 
     def write(self, rows: Tensor) -> None:
         """Write the layer's columns of G into rows [n, p]."""

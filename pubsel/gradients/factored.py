@@ -22,13 +22,14 @@ class FactoredGradients:
 
     def __init__(
         self, r: Tensor, x: Tensor, bias: bool, losses: Tensor | None = None, features: Tensor | None = None
-    ):  # [n, C], [n, d], [n]; features: float64 [n], squared_norms(x), if they are known
+    ):  # [n, C], [n, d], [n]; features: float64 [n], squared_norms(x), if they are known, and none is too large
         # the norm of an outer product is the product of two norms, so no row is written out
         squares = [r.double().square().sum(1), squared_norms(x) if features is None else features]
         norms = (squares[0] * (squares[1] + bias)).sqrt()
         broken = ~(torch.stack([norms, *(s.sqrt() for s in squares)]).amax(0) < LARGEST)
         if r.is_cuda or broken.any():  # a GPU would have to be waited for
-            r, x = r.masked_fill(broken[:, None], 0), x.masked_fill(broken[:, None], 0)
+            r = r.masked_fill(broken[:, None], 0)
+            x = x.masked_fill(broken[:, None], 0) if features is None else x
             norms = torch.where(broken, 0, norms)
         self.r, self.x, self.bias, self.losses = r, x, bias, losses
         self._norms = norms
@@ -142,12 +143,14 @@ class LinearGradients:
             if len(xs):
                 yield self.matrix(xs, ys, dtype)
 
-    def squares(self, x: Tensor) -> Tensor:
-        """Return the squared norms of features x [n, d], as `matrix` takes them, float64 [n]."""
+    def squares(self, x: Tensor) -> Tensor | None:
+        """Return the squared norms of features x [n, d], as `matrix` takes them, float64 [n]; None if one is not
+        finite, or too large."""
         parts = x.split(BLOCK)
-        return torch.cat(
+        squares = torch.cat(
             [squared_norms(part[:, : self.model.in_features].to(self.model.weight.dtype)) for part in parts]
         )
+        return squares if bool((squares.sqrt() < LARGEST).all()) else None
 
     @torch.no_grad()
     def matrix(

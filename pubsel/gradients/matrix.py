@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
+from pubsel.files import sent
 from pubsel.gradients.per_example import GPU_PATCHES, by_layers, by_vmap, why_vmap
 from pubsel.messages import say
 
@@ -27,6 +27,7 @@ NORM_ROWS = 512  # whose last numbers are converted to float64 at once, 2 MiB
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 PRODUCT_BLOCK = 2**14
 SUM_ENTRIES = 2**18  # numbers in float64 at once, 2 MiB
+GPU_ENTRIES = 2**26  # the same on a GPU, 512 MiB
 SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 2 MiB
 SLOT = 64  # rows that float32 adds up, at most
 TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
@@ -43,7 +44,7 @@ class Slots(NamedTuple):
     order: Tensor | None = None
 
     def in_order(self, rows: Tensor) -> Tensor:  # [n, ...] -> [n, ...]
-        return rows if self.order is None else rows.index_select(0, self.order.to(rows.device))
+        return rows if self.order is None else rows.index_select(0, self.order)
 
 
 class Basis(NamedTuple):
@@ -148,8 +149,8 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     move a sum by far more than its norm, since it changes how the others are rounded.
     """
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    at_once, width = SUM_BLOCK if not rows.is_cuda else (GPU_CHUNK, max(1, rows.shape[1]))
-    at_once = max(at_once, SUM_ENTRIES // max(1, rows.shape[1]))
+    at_once, width = SUM_BLOCK if not rows.is_cuda else (1, GPU_ENTRIES)
+    at_once = max(at_once, (GPU_ENTRIES if rows.is_cuda else SUM_ENTRIES) // max(1, rows.shape[1]))
     # what is converted stays in the cache until it is added
     for columns, part in zip(total.split(width), rows.split(width, 1), strict=True):
         for some, factors in zip(part.split(at_once), weights.double().split(at_once), strict=True):
@@ -168,9 +169,10 @@ def add_products(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, sl
         left, weights, right = left[others], weights[others], right[others]
 
     # what is converted stays in the cache until it is added
-    rows = len(right) if right.is_cuda else SUM_ENTRIES // max(1, right.shape[1])
+    rows = GPU_ENTRIES // max(1, *left.shape[1:], *right.shape[1:])
+    rows = rows if right.is_cuda else SUM_ENTRIES // max(1, right.shape[1])
     for some, factors, part in zip(*(each.split(max(1, rows)) for each in (left, weights, right)), strict=True):
-        total.addmm_((some.double() * factors[:, None]).T, part.double())
+        total.addmm_((some * factors[:, None]).T, part.double())
 
 
 def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slots: Slots) -> None:
@@ -194,13 +196,16 @@ def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slot
 def _add_slots_at_once(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slots: Slots) -> None:
     """Add the same on a GPU, many slots at once, each filled up to SLOT rows with zeros: all products have the same
     shape."""
-    end = sum(slots.sizes)
-    parts = (slots.in_order(part)[:end] for part in ((left.double() * weights[:, None]).float(), right))
-    narrow, rows = (torch.cat([part, part.new_zeros(1, part.shape[1])]) for part in parts)
-    each = [*torch.arange(end).split(slots.sizes), torch.zeros(SLOT, dtype=torch.int64)]
-    padded = pad_sequence(each, batch_first=True, padding_value=end)[:-1].to(right.device)  # [slots, SLOT]
-    for places in padded.split(max(1, GPU_PATCHES // (SLOT * right.shape[1] + total.numel()))):
-        total += torch.bmm(narrow[places].mT, rows[places]).sum(0, dtype=torch.float64)
+    if not (end := sum(slots.sizes)):
+        return
+    weighted = torch.mul(left, weights[:, None], out=torch.empty_like(left))  # in float64, of which none is kept
+    narrow = torch.cat([slots.in_order(weighted)[:end], left.new_zeros(1, left.shape[1])])
+    sizes, within = torch.tensor(slots.sizes, dtype=torch.int64)[:, None], torch.arange(SLOT)
+    padded = torch.where(within < sizes, sizes.cumsum(0) - sizes + within, end)  # [slots, SLOT]
+    for places in sent(padded, right.device).split(max(1, GPU_PATCHES // (SLOT * right.shape[1] + total.numel()))):
+        chosen = places.clamp(max=end - 1)  # what fills a slot up counts as zero
+        chosen = chosen if slots.order is None else slots.order[chosen]
+        total += torch.bmm(narrow[places].mT, right[chosen]).sum(0, dtype=torch.float64)
 
 
 def on_lines(rows: Tensor) -> Tensor:
@@ -242,7 +247,8 @@ def row_norms(rows: Tensor) -> Tensor:
     # float32 within a block, float64 over the blocks: a float64 copy of all rows would be as large again
     whole = rows.shape[1] // NORM_BLOCK * NORM_BLOCK
     # the rest of a few rows at a time: what is converted stays in the cache
-    rest = [part.double().square().sum(1) for part in rows[:, whole:].split(NORM_ROWS)]
+    at_once = GPU_ENTRIES // NORM_BLOCK if rows.is_cuda else NORM_ROWS
+    rest = [part.double().square().sum(1) for part in rows[:, whole:].split(at_once)]
     blocks = rows[:, :whole].unflatten(1, (-1, NORM_BLOCK)) if whole else rows[:, :0, None]  # [n, p / 512, 512]
     body = torch.linalg.vector_norm(blocks, dim=2).double().square().sum(1)
     return (body + torch.cat(rest)).sqrt()
@@ -270,16 +276,20 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
 
 @contextmanager
 def gpu_precision(precision: str) -> Iterator[None]:
-    """Compute matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; ieee again afterwards.
+    """Compute matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; then as before.
 
-    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data. What
-    public data alone decides, a basis or what is trained first, is computed in tf32.
+    A command sets ieee when it chooses its device; the loop asks for it again before it touches private data, for
+    passes too (`accountant.deviation`). What public data alone decides, a basis or what is trained first, is computed
+    in tf32.
     """
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
     set_precision(precision)
     try:
         yield
     finally:
-        set_precision("ieee")
+        for backend, kept in zip(backends, before, strict=True):
+            backend.fp32_precision = kept
 
 
 def set_precision(precision: str) -> None:

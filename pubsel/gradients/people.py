@@ -15,6 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from pubsel.files import sent
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import DenseGradients, Engine, GradientMatrix, examples_at_once
 
@@ -80,7 +81,7 @@ class PeopleGradients:
         parameter, sizes = next(self.model.parameters()), self.sizes[people]
         dtype, device = dtype or parameter.dtype, parameter.device
         first = int(self.starts[people.start])
-        owners = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)  # of each example
+        owners = sent(torch.arange(len(sizes)).repeat_interleave(sizes), device)  # of each example
 
         total = torch.zeros(len(sizes), self.size, dtype=dtype, device=device)
         losses = torch.zeros(len(sizes), dtype=dtype, device=device)
@@ -95,7 +96,7 @@ class PeopleGradients:
                 start += len(block)
 
         # a person weighs as much as any other, however many examples they have
-        counts = sizes.to(device)
+        counts = sent(sizes, device)
         return DenseGradients(total.div_(counts[:, None]), losses / counts)
 
     def _outer_products(
@@ -107,7 +108,7 @@ class PeopleGradients:
         for k in self.sizes.unique().tolist():
             starts = self.starts[self.sizes == k]
             if k == 1:
-                alone = starts.to(x.device)
+                alone = sent(starts, x.device)
                 yield from inner.blocks(x[alone], y[alone], dtype=dtype)
                 continue
 
@@ -127,7 +128,7 @@ def _mean_of_products(
     dtype = dtype or inner.model.weight.dtype
     total = torch.zeros(n, inner.size, dtype=dtype, device=x.device)
     losses = torch.zeros(n, dtype=dtype, device=x.device)
-    for part in places.to(x.device).split(MOST_FACTORS, 1):
+    for part in sent(places, x.device).split(MOST_FACTORS, 1):
         factors = inner.matrix(x[part.flatten()], y[part.flatten()], dtype)
         r, a = (values.unflatten(0, part.shape) for values in (factors.r, factors.x))  # [n, k', C], [n, k', d]
         width = r.shape[2] * a.shape[2]

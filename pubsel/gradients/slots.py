@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pubsel.files import sent
 from pubsel.gradients.factored import BLOCK, LinearGradients
 from pubsel.gradients.matrix import SLOT, Engine, GradientMatrix, PerExampleGradients, Slots, on_lines
 
@@ -137,14 +138,15 @@ class Slotting:
         """Return the places of the examples that are `chosen` (None: all), slot by slot, and the engine for them."""
         if chosen is not None:
             order, sizes = by_slot(self.slots[chosen], self.number)
-            chosen = chosen[order]
-            squares = None if self.squares is None else self.squares[chosen.to(self.squares.device)]
+            chosen = sent(chosen[order], next(self.gradients.model.parameters()).device)
+            squares = None if self.squares is None else self.squares[chosen]
             return chosen, SlottedGradients(self.gradients, sizes, squares)
 
         if self._all is None:
             order, sizes = by_slot(self.slots, self.number)
             linear = isinstance(self.gradients, LinearGradients)
-            places = None if bool((order.diff() == 1).all()) else order
+            device = next(self.gradients.model.parameters()).device
+            places = None if bool((order.diff() == 1).all()) else sent(order, device)
             engine = SlottedGradients(self.gradients, sizes, self.squares, places if linear else None)
             self._all = (None if linear else places), engine
         return self._all

@@ -8,7 +8,15 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
-from pubsel.gradients.matrix import PRODUCT_BLOCK, Basis, DenseGradients, GradientMatrix, gram
+from pubsel.gradients.matrix import (
+    GPU_ENTRIES,
+    PRODUCT_BLOCK,
+    Basis,
+    DenseGradients,
+    GradientMatrix,
+    gpu_precision,
+    gram,
+)
 
 BUCKETS, WIDTH = 32, 32  # columns of G in each column of its sketch, which has at least WIDTH for each dimension
 POWERS = 5  # of the sketch's Gram matrix, for its top eigenvectors
@@ -221,32 +229,36 @@ def orthogonalised(b: Tensor) -> Tensor:
     return cholesky_qr(b) if b.is_cuda else torch.linalg.qr(b).Q
 
 
+@gpu_precision("ieee")
 def cholesky_qr(b: Tensor) -> Tensor:
-    """Return an orthonormal basis [p, k] of the columns of B [p, k] from Cholesky factors of its Gram matrix (shifted
-    CholeskyQR3; Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa 2020), whatever its rank, and without a question to
-    the host.
+    """Return an orthonormal basis [p, k] of the columns of B [p, k] from Cholesky factors of its Gram matrix, twice
+    (CholeskyQR2; Yamamoto, Nakatsukasa, Yanagisawa, Fukaya 2015), whatever its rank, and without a question to the
+    host.
 
-    Squaring doubles the digits that a condition number costs: so products are in float64, the first Gram matrix has
-    SHIFT added to its diagonal, and each column, of norm 1, gets a random direction of norm FILL, which is no more than
-    float32 has rounded off. Columns that depend on each other, or are zero, then have factors too. The basis spans what
-    B does within FILL times its condition number, as Householder's in float32 does.
+    Squaring doubles the digits that a condition number costs: so the first Gram matrix is in float64 (Yamazaki, Tomov,
+    Dongarra 2015), with SHIFT added to its diagonal, and each column, of norm 1, gets a random direction of norm FILL,
+    which is no more than float32 has rounded off. Columns that depend on each other, or are zero, then have factors
+    too. What float32 rounds off leaves the first basis well conditioned, so that its Gram matrix needs no float64. The
+    basis spans what B does within FILL times its condition number, as Householder's in float32 does.
     """
     generator = torch.Generator(b.device).manual_seed(0)
-    fill = torch.randn(b.shape, generator=generator, dtype=torch.float64, device=b.device)
-    q = b.double()
-    q = q / q.norm(dim=0).clamp(min=torch.finfo(b.dtype).tiny) + FILL * fill / len(b) ** 0.5
+    fill = torch.randn(b.shape, generator=generator, dtype=b.dtype, device=b.device)
+    q = b / b.norm(dim=0).clamp(min=torch.finfo(b.dtype).tiny) + FILL / len(b) ** 0.5 * fill
 
     identity = torch.eye(b.shape[1], dtype=torch.float64, device=b.device)
-    for shift in (SHIFT, 0, 0):
-        factor, _ = torch.linalg.cholesky_ex(q.T @ q + shift * identity)  # L L^T
-        q = q @ torch.linalg.solve_triangular(factor, identity, upper=False).T
-    return q.to(b.dtype)
+    exact = torch.zeros_like(identity)
+    for piece in q.split(max(1, GPU_ENTRIES // b.shape[1])):
+        piece = piece.double()
+        exact.addmm_(piece.T, piece)
+    q = q @ _inverse(exact + SHIFT * identity)[0].T.to(q.dtype)
+    return q @ _inverse(_products(q))[0].T.to(q.dtype)
 
 
+@gpu_precision("ieee")
 def orthonormal(basis: Basis) -> tuple[Basis, Tensor]:
     """Return the basis, made orthonormal again if rounding has left it further than NEARLY from that, and a bound of
     |B^T B - I|_2, float64 []: the Frobenius norm of what is measured, in float64 over blocks of float32 products. On a
-    GPU, which would have to be waited for, it is made orthonormal again in any case.
+    GPU, which would have to be waited for, `cholesky_qr` has made it, and it is only measured.
 
     Householder's QR in float32 errs by more the longer the columns are: 4e-5 at 200,000 entries, 1.6e-3 at 8.4 M. One
     step of Cholesky QR (Fukaya et al. 2014) from such a basis leaves what rounding its entries costs, some 1e-6.
@@ -255,26 +267,35 @@ def orthonormal(basis: Basis) -> tuple[Basis, Tensor]:
     for block in basis.blocks:
         # The error of the last attempt is measured too: it is the bound that is returned.
         for attempt in range(3):
-            excess = _products(block) - torch.eye(block.shape[1], dtype=torch.float64, device=block.device)
-            error = excess.norm()
-            if attempt == 2 or (not error.is_cuda and error <= NEARLY):
+            products = _products(block)
+            error = (products - torch.eye(len(products), dtype=torch.float64, device=block.device)).norm()
+            if block.is_cuda or attempt == 2 or error <= NEARLY:
                 break
-            identity = torch.eye(len(excess), dtype=torch.float64, device=block.device)
-            factor, failed = torch.linalg.cholesky_ex(excess + identity)  # L L^T = B^T B
-            inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
-            block = block @ torch.where(failed == 0, inverse, identity).T.to(block.dtype)
+            inverse, failed = _inverse(products)
+            block = block if failed else block @ inverse.T.to(block.dtype)
 
         blocks.append(block)
         errors.append(error)
     return Basis(basis.slices, blocks), torch.stack(errors).max()
 
 
+def _inverse(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inverse of the Cholesky factor L of B^T B = L L^T, float64 [k, k], and whether there is none."""
+    factor, failed = torch.linalg.cholesky_ex(products)
+    identity = torch.eye(len(products), dtype=torch.float64, device=products.device)
+    return torch.linalg.solve_triangular(factor, identity, upper=False), failed
+
+
 def _products(block: Tensor) -> Tensor:
     """Return B^T B, float64 [k, k], of B [p, k]: float32 products of a few rows, whose sums err little, added in
-    float64; on a GPU, where each of them is a kernel to start, one float64 product."""
-    if block.is_cuda:
-        block = block.double()
-        return block.T @ block
+    float64."""
+    if block.is_cuda:  # each product would be a kernel to start
+        whole = len(block) // PRODUCT_BLOCK
+        pieces, rest = (
+            block[: whole * PRODUCT_BLOCK].unflatten(0, (whole, PRODUCT_BLOCK)),
+            block[whole * PRODUCT_BLOCK :],
+        )
+        return torch.bmm(pieces.mT, pieces).sum(0, dtype=torch.float64) + rest.T @ rest
     k = block.shape[1]
     total = torch.zeros(k, k, dtype=torch.float64, device=block.device)
     for piece in block.split(PRODUCT_BLOCK):

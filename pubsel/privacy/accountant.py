@@ -71,6 +71,11 @@ def deviation(noise_multiplier: float, sensitivity: float) -> float:
     The rows are computed in float32, with a margin for the rounding of their norms (gradients.clip_factors). On paper
     each is a function of its own example; a processor may round it differently next to other rows, by some 1e-7 of it:
     with 60,000 examples, sums moved by 1.5e-7 D in the attacks of tests/test_rounding.py.
+
+    That is why passes over private data do not use TF32 on a GPU, although clipping would bring rows of any precision
+    to norm 1. With one example more, a pass has another shape, for which a kernel without TF32 may be chosen: the sum
+    of 499 equal rows of a perceptron would then move by 0.1 D (tests/test_cuda.py). It would take passes whose shape no
+    example changes.
     """
     return noise_multiplier * sensitivity * (1 + ROUNDING)
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pubsel.files import digest, in_parts
+from pubsel.files import digest, in_parts, sent
 from pubsel.messages import UserError
 
 HASHED = 2**20  # bytes of a tensor at a time
@@ -46,7 +46,7 @@ class Normals(Protocol):
 
 def normal(source: Normals, n: int, device: torch.device) -> Tensor:
     """Return standard normal numbers, float64 [n], the same on every device: they are drawn on the host."""
-    return torch.from_numpy(source.standard_normal(n)).to(device)
+    return sent(torch.from_numpy(source.standard_normal(n)), device)
 
 
 class SystemEntropy:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pubsel.algorithms import Algorithm, Finishes, FirstRelease, Frozen, Mechanism, Pretrains, View
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split, Task
-from pubsel.files import give_back, plain, unreadable, whole
+from pubsel.files import give_back, plain, sent, unreadable, whole
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import Engine, gpu_precision
@@ -363,7 +363,7 @@ class _State:
 
     def finite(self) -> bool:
         """Return whether all weights are finite."""
-        return all(bool(torch.isfinite(p).all()) for p in self.parameters)
+        return bool(torch.stack([torch.isfinite(p).all() for p in self.parameters]).all())
 
     def check_finite(self, step: int) -> None:
         """Raise UserError if training diverged. Its checkpoint stays, so that the same command fails again at once
@@ -456,7 +456,10 @@ def flat(parameters: list[nn.Parameter]) -> Tensor:
 
 def part_of(split: Split, chosen: Tensor | None) -> Split:
     """Return the examples with these indices; None: all."""
-    return split if chosen is None else Split(*(values[chosen.to(values.device)] for values in split))
+    if chosen is None:
+        return split
+    places = sent(chosen, split.x.device)
+    return Split(split.x[places], split.y[places])
 
 
 def on_device(task: Task, device: torch.device) -> Task:
