@@ -8,7 +8,7 @@ from pubsel.algorithms import dp_sgd
 from pubsel.gradients import slots as module
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
-from pubsel.gradients.matrix import SLOT, Slots, add_products
+from pubsel.gradients.matrix import SLOT, PerExampleGradients, Slots, add_products, weighted_sum
 from pubsel.gradients.slots import FEWEST, LOAD, MOST, Slotting, by_slot, slots_of, slotting
 from pubsel.privacy import accountant, lattice
 
@@ -188,6 +188,28 @@ def test_of_a_network_blocks_have_whole_slots():
     exact = sum(dp_sgd.clipped_sum(block, 1.0) for block in engine.blocks(x, y))
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
     assert not torch.equal(found, exact)
+
+
+@pytest.mark.attack
+def test_rows_that_are_written_out_are_added_up_by_slots():
+    """In memory of an engine, wherever a slot begins in it, bit for bit; and in float64 elsewhere."""
+    torch.manual_seed(0)
+    engine = PerExampleGradients(linear(37, 3, bias=True))
+    memory = engine._memory(300, torch.float32).copy_(torch.randn(300, engine.size))
+    weights = torch.rand(300, dtype=torch.float64)
+    exact = weighted_sum(memory, weights)
+    sizes = [50, 64, 0, 7, 60, 64, 55]
+    found = weighted_sum(memory, weights, Slots(sizes))
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(found, exact)
+    assert torch.equal(weighted_sum(memory.contiguous()[:, :-1], weights, Slots(sizes)), exact[:-1])
+    for first in range(0, 250, 3):
+        part, factors = memory[first : first + 50], weights[first : first + 50]
+        moved = engine._memory(300, torch.float32)[7:57]
+        kept = part.clone()
+        alone = weighted_sum(part, factors, Slots([50]))
+        moved.copy_(kept)
+        assert torch.equal(weighted_sum(moved, factors, Slots([50])), alone)
 
 
 def test_a_sample_has_the_slots_and_norms_of_its_examples():

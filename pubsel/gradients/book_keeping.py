@@ -130,7 +130,7 @@ class LayeredGradients(DenseGradients):
         if weights.dim() == 2:
             return super().combine(weights)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.narrow.device)
-        parts = weighted_sum(self.narrow, weights).split([part.stop - part.start for part in self.columns])
+        parts = weighted_sum(self.narrow, weights, slots).split([part.stop - part.start for part in self.columns])
         for columns, part in zip(self.columns, parts, strict=True):
             total[columns] = part
         for layer in self.kept:

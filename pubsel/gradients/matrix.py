@@ -117,7 +117,7 @@ class DenseGradients:
         return torch.cat([product(self.rows[:, s], b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
 
     def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor:  # [p] or [p, k]
-        return weighted_sum(self.rows, weights) if weights.dim() == 1 else self.rows.T @ weights
+        return weighted_sum(self.rows, weights, slots) if weights.dim() == 1 else self.rows.T @ weights
 
     def written_out(self, chosen: Tensor | None = None) -> Tensor:  # [n', p]
         return self.rows if chosen is None else self.rows[chosen]
@@ -141,8 +141,9 @@ class DenseGradients:
         return gram(self.rows)
 
 
-def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], every product and sum in float64.
+def weighted_sum(rows: Tensor, weights: Tensor, slots: Slots | None = None) -> Tensor:
+    """Return rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], every product and sum in float64,
+    but for the rows of each slot, which float32 adds up on a CPU if each row begins a cache line.
 
     A sum of n rows of norm at most 1 is off by at most n^2 2^-53, in whatever order they are added (Higham: Accuracy
     and Stability of Numerical Algorithms, 2002, Section 4.2). In float32 it would be n^2 2^-24: one row more could then
@@ -151,10 +152,16 @@ def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     at_once, width = SUM_BLOCK if not rows.is_cuda else (1, GPU_ENTRIES)
     at_once = max(at_once, (GPU_ENTRIES if rows.is_cuda else SUM_ENTRIES) // max(1, rows.shape[1]))
+    in_slots = slots is not None and rows.dtype == torch.float32 and not rows.is_cuda and is_on_lines(rows)
+    sizes = slots.sizes if slots is not None and in_slots else at_once
+    factors = [each.to(torch.float32 if in_slots else torch.float64, copy=True) for each in weights.split(sizes)]
     # what is converted stays in the cache until it is added
     for columns, part in zip(total.split(width), rows.split(width, 1), strict=True):
-        for some, factors in zip(part.split(at_once), weights.double().split(at_once), strict=True):
-            columns.addmv_(some.double().T, factors)
+        for some, each in zip(part.split(sizes), factors, strict=True):
+            if in_slots:
+                columns += some.T @ each
+            else:
+                columns.addmv_(some.double().T, each)
     return total
 
 
@@ -183,7 +190,7 @@ def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slot
     narrow = on_lines(slots.in_order((left.double() * weights[:, None]).float())[:end])
     parts = right[:end].split(slots.sizes) if order is None else [right] * len(slots.sizes)
     places = [None] * len(slots.sizes) if order is None else order[:end].split(slots.sizes)
-    is_aligned = (right.data_ptr() | right.stride(0) * right.element_size()) % LINE == 0
+    is_aligned = is_on_lines(right)
 
     at_once = max(1, TOTAL_ENTRIES // max(1, right.shape[1]))
     for rows, columns in zip(total.split(at_once), narrow.split(at_once, 1), strict=True):
@@ -206,6 +213,11 @@ def _add_slots_at_once(total: Tensor, left: Tensor, weights: Tensor, right: Tens
         chosen = places.clamp(max=end - 1)  # what fills a slot up counts as zero
         chosen = chosen if slots.order is None else slots.order[chosen]
         total += torch.bmm(narrow[places].mT, right[chosen]).sum(0, dtype=torch.float64)
+
+
+def is_on_lines(rows: Tensor) -> bool:
+    """Return whether each of rows [n, d] begins a cache line."""
+    return (rows.data_ptr() | rows.stride(0) * rows.element_size()) % LINE == 0
 
 
 def on_lines(rows: Tensor) -> Tensor:
@@ -418,11 +430,12 @@ class PerExampleGradients:
         return copy.deepcopy(self.model).to(dtype), x.to(dtype) if x.is_floating_point() else x
 
     def _memory(self, n: int, dtype: torch.dtype, width: int | None = None) -> Tensor:
-        """Return [n, width] of the scratch memory, p wide by default; pages that are touched for the first time cost as
-        much as a backward pass."""
+        """Return [n, width] of the scratch memory, p wide by default, each row at the beginning of a cache line; pages
+        that are touched for the first time cost as much as a backward pass."""
         device, width = next(self.model.parameters()).device, self.size if width is None else width
         kept = self._scratch
         if kept is None or len(kept) < n or kept.shape[1] != width or kept.dtype != dtype:
             self._scratch = kept = None
-            self._scratch = kept = torch.empty(n, width, dtype=dtype, device=device)
+            whole = LINE // dtype.itemsize
+            self._scratch = kept = torch.empty(n, -(-width // whole) * whole, dtype=dtype, device=device)[:, :width]
         return kept[:n]
