@@ -271,7 +271,7 @@ def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int =
 
     def within(tolerance: float, q: int, niter: int) -> bool:
         distance = peers.random_svd_distance(a, b, k, q, niter)
-        return max(abs(distance() - truth()) for _ in range(2)) <= tolerance
+        return all(abs(distance() - truth()) <= tolerance for _ in range(8))  # it draws anew each time
 
     build, trial = partial(peers.svd_distance, a, b, k), partial(peers.svd_distance, a[: m // 4], b[: m // 4], k)
     random = partial(peers.random_svd_distance, a, b, k)
