@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from pubsel.messages import UsageError, UserError
-from pubsel.records import at, guarantee_kind, read_records
+from pubsel.records import at, guarantee_kind
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
 from pubsel.settings.schema import leaves
@@ -281,9 +281,9 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     return frame.where(frame.notna(), None).to_dict("records")
 
 
-def table_cells(name: str, results: Path) -> list[TableCell]:
-    """Return the cells of records in `results` that the table `name` shows, selected as it says."""
-    return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
+def table_cells(name: str, records: list[dict[str, Any]]) -> list[TableCell]:
+    """Return the cells of the records of runs that the table `name` shows, selected as it says."""
+    return [cell for cell in _scope(spec(name), records, []) if cell.trained()]
 
 
 def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
