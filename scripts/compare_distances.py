@@ -26,7 +26,7 @@ def utilities(folder: Path) -> dict[str, dict[str, list[float]]]:
     """Return {private set: {public set: utility of each seed, in percent}}; UserError where settings are not the
     same."""
     found: dict[str, dict[str, list[float]]] = {}
-    for cell in join.table_cells(TABLE, folder):
+    for cell in join.table_cells(TABLE, records.read_records(folder)):
         if cell["public"] is None:  # DP-SGD, next to which GEP stands
             continue
         sets = found.setdefault(cell["private"], {})

@@ -18,8 +18,10 @@ from pubsel import records as results
 from pubsel.cli import _positional
 from pubsel.messages import UsageError, UserError
 from pubsel.papers import join, make
+from pubsel.rules import canonical
 from pubsel.settings import CONF
 from pubsel.settings.compose import composed
+from pubsel.settings.identity import as_json, identity_of
 from pubsel.settings.keys import AttackConfig, FigureConfig, RunConfig, TableConfig
 from pubsel.settings.schema import check
 from tests.made import Cli, done, failed
@@ -116,6 +118,44 @@ def test_a_changed_copy_is_what_hydra_composes(composers: dict[str, make.Compose
             every = composer.cells(step.words)
             for cell in (every[-1], every[0], [*every[0], "seed=7"]):
                 assert check(RunConfig, composer.composed(cell)) == check(RunConfig, compose("run", cell))
+
+
+@pytest.mark.parametrize(
+    ("words", "checks"),
+    [
+        (["+experiment=pillar_ours"], 7),  # pair.seed follows the seed
+        (["+experiment=adamix_ours", "label=of_${seed}_${epsilon}"], 7),
+        (["algorithm=non_private", "pair.private=mnist"], 7),  # epsilon is inf
+        (["+experiment=adamix_ours", "algorithm=only_public", "training.learning_rate=0.5"], 8),
+        (["+experiment=pillar_ours", "epsilon=4", "training={learning_rate:3.0}"], 7),
+    ],
+)
+def test_cells_that_differ_in_numbers_alone_are_checked_once(composers, words: list[str], checks: int) -> None:
+    """Those of 0 and of inf apart."""
+    composer, checked = make.Composer("run"), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(make, "check", lambda *values: checked.append(values) or check(*values))
+        rates = [word.replace("0.5", rate) for word in words[2:] for rate in ("0.5", "1e-05")] or [""]
+        cells = [
+            [*words, f"epsilon={epsilon}", f"seed={seed}", *([rate] if "rate=" in rate else [])]
+            for epsilon in ("1", "2.5", "inf")
+            for seed in (3, 0, 1)
+            for rate in rates
+        ]
+        made = [composer.cell(cell) for cell in cells]
+    for cell, (_, name, settings) in zip(cells, made, strict=True):
+        whole = canonical(check(RunConfig, compose("run", cell)))
+        assert (name, settings) == (identity_of(whole), as_json(whole)), cell
+    assert len(checked) == checks
+
+
+@pytest.mark.parametrize("word", ["seed=-1", "seed=1.5", "epsilon=1e40", "epsilon=-2", "training.learning_rate=1e-40"])
+def test_a_number_that_is_wrong_is_named_after_others(composers, word: str) -> None:
+    composer = composers["run"]
+    words = ["+experiment=quickstart", "seed=1", "epsilon=2", "training.learning_rate=0.5"]
+    composer.cell(words)
+    with pytest.raises(UsageError, match=f"^{word.partition('=')[0]}[:=]"):
+        composer.cell([*words, word])
 
 
 def test_a_wrong_value_is_named_as_by_a_run_and_leaves_no_trace_in_the_next_cell(
@@ -276,7 +316,7 @@ def test_another_seed_of_a_record_is_the_run_of_the_command_line(words: list[str
     results.write_record(Path("results/runs/a/result.json"), record)
     monkeypatch.setattr(join, "spec", lambda name: join.Spec(title="", records={}))
     drawn = ["pair.seed=${seed}"] if "seed" in record["settings"]["pair"] else []
-    have, more = make.seeded("any", [3, 5], Path("results"), composer, ["threads=1"], drawn)
+    have, more = make.seeded("any", [3, 5], results.read_records(Path("results")), composer, ["threads=1"], drawn)
     assert have.name == record["identity"]
     assert drawn or have.words == []
     assert more.name == composer.cell([*words, "seed=5"]).name
@@ -287,13 +327,13 @@ def test_more_seeds_of_what_is_drawn_too(composers: dict[str, make.Composer], mo
     composer, words = composers["run"], [*SEEDED["pillar"], "++pair.validation=0.1"]
     results.write_record(Path("results/runs/a/result.json"), recorded(composer.cell([*words, "seed=0"])))
     monkeypatch.setattr(join, "spec", lambda name: join.Spec(title="", records={}))
-    (more,) = make.seeded("any", [5], Path("results"), composer, [], ["pair.seed=${seed}"])
+    (more,) = make.seeded("any", [5], results.read_records(Path("results")), composer, [], ["pair.seed=${seed}"])
     assert (more.settings["seed"], more.settings["pair"]["seed"]) == (5, 5)
     assert more.name == composer.cell([*words, "seed=5", "++pair.seed=5"]).name
 
     # both are of one cell of the table, with two seeds
     results.write_record(Path("results/runs/b/result.json"), recorded(more))
-    (cell,) = join.table_cells("any", Path("results"))
+    (cell,) = join.table_cells("any", results.read_records(Path("results")))
     assert [record["seed"] for record in cell.records] == [0, 5]
 
 
@@ -304,7 +344,7 @@ def test_a_record_that_today_would_be_another_run_gets_no_more_seeds(composers, 
     results.write_record(Path("results/runs/a/result.json"), recorded(cell))
     monkeypatch.setattr(join, "spec", lambda name: join.Spec(title="", records={}))
     with pytest.raises(UserError, match="run its sweep again"):
-        make.seeded("any", [5], Path("results"), composer, [])
+        make.seeded("any", [5], results.read_records(Path("results")), composer, [])
 
 
 # What is wrong

@@ -19,11 +19,13 @@ import psutil
 import pytest
 import slurm
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
 
 from hydra_plugins import pubsel_launchers
 from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.messages import stopped_by_signals
+from pubsel.settings.compose import composed
 from tests.forked import PROCESSES, Command, forked
 
 CELL = """+experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false
@@ -173,7 +175,7 @@ def task_of(monkeypatch: pytest.MonkeyPatch, folder: Path, work) -> str | None:
     """What a cell that does `work` says, in a process of its own."""
     config = SimpleNamespace(job=SimpleNamespace(num=7), overrides=SimpleNamespace(task=["seed=1"]))
     monkeypatch.setattr(HydraConfig, "get", lambda: config)
-    return sweep.CellTask(lambda _: work(), folder, apart=True)({})
+    return sweep.CellTask(lambda _: work(), folder, apart=True)(DictConfig({}))
 
 
 @pytest.mark.parametrize(
@@ -396,3 +398,15 @@ def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     assert process.code() == 1
     why = 'Could not detect "srun", are you indeed on a slurm cluster?'
     assert process.err == f"pubsel: hydra/launcher=submitit_slurm: {why}\n"
+
+
+def test_a_worker_imports_what_its_cell_uses() -> None:
+    def late(words: str) -> set[str]:
+        with composed("run", words.split()) as values:
+            return {*sweep.late_imports(values)} & {"timm", "torch._dynamo"}
+
+    assert late("+experiment=pillar_ours") == set()
+    assert late("+experiment=pillar_ours training.optimizer=adam") == {"torch._dynamo"}
+    assert late("+experiment=gep_cifar10") == {"timm", "torch._dynamo"}
+    with composed("attack", []) as values:
+        assert {"timm", "torch._dynamo"} <= {*sweep.late_imports(values)}

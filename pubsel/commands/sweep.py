@@ -7,6 +7,7 @@ imports no torch.
 
 import contextlib
 import ctypes
+import importlib
 import io
 import json
 import os
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pubsel.files import PRIVATE_FILE, hold
 from pubsel.messages import UserError, duration, stopped_by_signals, traced
@@ -59,6 +61,17 @@ def new_folder(results: str) -> Path:
 # In the process of a cell
 
 
+def late_imports(values: DictConfig) -> list[str]:
+    """Return the modules that a cell imports late, if at all: a worker imports them once, and its children have
+    them."""
+    # SGD on the features of a backbone needs neither a network nor torch's other optimizers, which import _dynamo
+    on_features = OmegaConf.select(values, "model.backbone") is not None
+    sgd = OmegaConf.select(values, "training.optimizer") == "sgd"
+    of_networks = [] if on_features else ["timm"]
+    of_optimizer = [] if on_features and sgd else ["torch._dynamo"]
+    return [*of_networks, *of_optimizer, "sklearn.metrics", "pubsel.release.run"]
+
+
 class CellTask:
     """The task of a cell, with its state and log in `folder`; if `apart`, in a separate process, so that nothing that
     happens to it (memory that runs out, an error of the GPU) happens to the worker and to the cells after it.
@@ -71,11 +84,8 @@ class CellTask:
 
     def __call__(self, values: Any) -> str | None:
         if self.apart:
-            import sklearn.metrics  # noqa: F401 (once a worker, the children have it too)
-            import timm  # noqa: F401
-            import torch._dynamo  # noqa: F401 (by the first optimizer, else)
-
-            import pubsel.release.run  # noqa: F401
+            for module in late_imports(values):
+                importlib.import_module(module)
 
         # the state of a cell is a file, which the leader reads whatever happens to the process
         job = HydraConfig.get()

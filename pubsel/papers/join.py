@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from pubsel.messages import UsageError, UserError
-from pubsel.records import at, guarantee_kind, read_records
+from pubsel.records import at, guarantee_kind
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
 from pubsel.settings.schema import leaves
@@ -281,9 +281,9 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
     return frame.where(frame.notna(), None).to_dict("records")
 
 
-def table_cells(name: str, results: Path) -> list[TableCell]:
-    """Return the cells of records in `results` that the table `name` shows, selected as it says."""
-    return [cell for cell in _scope(spec(name), read_records(results), []) if cell.trained()]
+def table_cells(name: str, records: list[dict[str, Any]]) -> list[TableCell]:
+    """Return the cells of the records of runs that the table `name` shows, selected as it says."""
+    return [cell for cell in _scope(spec(name), records, []) if cell.trained()]
 
 
 def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -292,11 +292,17 @@ def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]
     def named(sets: str | None) -> str | None:
         return sets and "+".join(spec.names.get(name, name) for name in sets.split("+"))
 
+    # few of thousands of records belong, so that these alone are copied
+    sets = ("private", "public")
+    for key, values in spec.records.items():
+        if spec.names and key in sets:
+            records = [record for record in records if named(record[key]) in values]
+        else:
+            records = [record for record in records if value_of(record, key) in values]
     # a data set may have another name in the paper
     if spec.names:
-        records = [record | {key: named(record[key]) for key in ("private", "public")} for record in records]
-    wanted = spec.records.items()
-    return [record for record in records if all(value_of(record, key) in values for key, values in wanted)]
+        records = [record | {key: named(record[key]) for key in sets} for record in records]
+    return records
 
 
 def value_of(record: dict[str, Any], key: str) -> Any:
@@ -436,7 +442,8 @@ def _row(cell: TableCell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, 
     row["seconds"] = cell.seconds() if spec.reference else None
 
     # further distances between the same sets, by the network of the cell
-    between = [record for record in ranks if all(record[key] == cell[key] for key in ("private", "public", "model"))]
+    keys = ("private", "public", "model")
+    between = [record for record in ranks if spec.further and all(record[key] == cell[key] for key in keys)]
     for column, wanted in spec.further.items():
         of = [record for record in between if all(value_of(record, key) == value for key, value in wanted.items())]
         if len(of) > 1:
@@ -531,7 +538,7 @@ def middle(values: Array) -> tuple[float, float]:
     return low, high
 
 
-def resampled(values: list[list[float]], draw: np.random.RandomState) -> Array:
+def resampled(values: Sequence[Sequence[float]], draw: np.random.RandomState) -> Array:
     """Return means [RESAMPLES, len(values)], each over as many values as there are, drawn with replacement."""
     return np.stack([draw.choice(of_point, (RESAMPLES, len(of_point))).mean(1) for of_point in values], axis=1)
 

@@ -3,7 +3,7 @@ public sets, next to what training reaches with them. This file imports no torch
 
 import statistics
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,12 @@ def _compared(private: str, utilities: Values, distances: Values) -> dict[str, A
 
 
 def _drawn(values: Values, names: list[str], seed: int) -> join.Array:
-    return join.resampled([values[name] for name in names], np.random.RandomState(seed))
+    return _resampled(tuple(tuple(values[name]) for name in names), seed)
+
+
+@lru_cache(maxsize=32)  # all distances are compared with the same utilities
+def _resampled(values: tuple[tuple[float, ...], ...], seed: int) -> join.Array:
+    return join.resampled(values, np.random.RandomState(seed))
 
 
 def summary_by_distance(frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -16,12 +16,14 @@ keys are what the file gives it. NAME_PART makes one part. `common` is put befor
 """
 
 import json
+import math
 import shlex
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -34,18 +36,20 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
-from pubsel.settings.identity import as_json, identity_of
+from pubsel.settings.identity import as_json, run_name
 from pubsel.settings.keys import SCHEMAS, MakeConfig, RankConfig, RunConfig
 from pubsel.settings.schema import check, in_types, neutral
 
 SWEPT = ("run", "rank")
+# keys of a run on whose positive numbers no rule depends; each with one that is in no file
+PROBES = {"seed": 987_654_321, "epsilon": 0.24681357, "training.learning_rate": 0.013579246}
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")
 Start = Callable[[str, list[str]], int]  # a command and its words; its exit code
 
@@ -138,8 +142,10 @@ class Composer:
     parsed: dict[str, Override] = field(default_factory=dict)  # by the word
     whole: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
     last: tuple[Any, DictConfig] = (None, DictConfig({}))  # what the last cell set, and its values
-    sweeps: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # of the experiment in these words
+    with_hydra: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
     groups: dict[str, bool] = field(default_factory=dict)  # keys, and whether they choose options
+    numbers: dict[str, float] = field(default_factory=dict)  # of words that were checked, of the keys of PROBES
+    texts: dict[tuple[str, ...], str] = field(default_factory=dict)  # settings as JSON, by words with PROBES
 
     def cells(self, words: Sequence[str], public: str | None = None) -> list[list[str]]:
         """Return the words of each cell of a sweep, the sweep of an experiment included. public: in place of the single
@@ -147,10 +153,8 @@ class Composer:
         parsed = self.parser.parse_overrides(list(words))
         # the words that are the same in all cells choose the experiment, which may have a sweep
         _, options = self._apart([word for word in parsed if not word.is_sweep_override()])
-        if options not in self.sweeps:
-            hydra = compose(self.command, list(options), return_hydra_config=True).hydra
-            self.sweeps[options] = [f"{key}={value}" for key, value in (hydra.sweeper.get("params") or {}).items()]
-        swept = [*self.parser.parse_overrides(self.sweeps[options]), *parsed]
+        params = self._with_hydra(options).hydra.sweeper.get("params") or {}
+        swept = [*self.parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *parsed]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         # combined public sets, such as [a,b], are what a table is about: they stay
         goes = list(last[0].sweep_string_iterator()) if last and last[0].is_sweep_override() else []
@@ -161,12 +165,12 @@ class Composer:
 
     def composed(self, cell: Sequence[str]) -> DictConfig:
         """Return the values of a cell, in the types of the command's settings, until those of the next cell."""
-        for word in cell:
-            if word not in self.parsed:
-                (self.parsed[word],) = self.parser.parse_overrides([word])
-        values, options = self._apart([self.parsed[word] for word in cell])
+        values, options = self._apart([self._read(word) for word in cell])
         if options not in self.whole:
-            self.whole[options] = in_types(SCHEMAS[self.command], compose(self.command, list(options)))
+            alone = OmegaConf.masked_copy(
+                whole := self._with_hydra(options), [str(key) for key in whole if key != "hydra"]
+            )
+            self.whole[options] = in_types(SCHEMAS[self.command], alone)
 
         # the next cell often sets the same keys, whose values replace these; but a mapping would be merged
         same = [word.input_line if isinstance(word.value(), dict) else word.key_or_group for word in values]
@@ -178,6 +182,16 @@ class Composer:
             self.last = None, DictConfig({})
             return compose(self.command, list(cell))
         return self.last[1]
+
+    def _with_hydra(self, options: tuple[str, ...]) -> DictConfig:
+        if options not in self.with_hydra:
+            self.with_hydra[options] = compose(self.command, list(options), return_hydra_config=True)
+        return self.with_hydra[options]
+
+    def _read(self, word: str) -> Override:
+        if word not in self.parsed:
+            (self.parsed[word],) = self.parser.parse_overrides([word])
+        return self.parsed[word]
 
     def _apart(self, words: Sequence[Override]) -> tuple[list[Override], tuple[str, ...]]:
         """Return the words that change values alone, and the others, which choose options, add or remove."""
@@ -199,23 +213,50 @@ class Composer:
     def cell(self, words: list[str]) -> SweptCell:
         """Return a cell with the name that its record has, or will have."""
         if self.command == "run":
-            from pubsel.rules import canonical  # and with it torch
-
-            settings: Any = canonical(check(RunConfig, self.composed(words)))
-            return SweptCell(words, identity_of(settings), as_json(settings))
+            settings = self._settings(words)
+            return SweptCell(words, run_name(settings), settings)
         from pubsel.commands import rank
 
-        settings = rank.canonical_rank(check(RankConfig, self.composed(words)))
-        return SweptCell(words, rank.identity(settings), as_json(settings))
+        ranked = rank.canonical_rank(check(RankConfig, self.composed(words)))
+        return SweptCell(words, rank.identity(ranked), as_json(ranked))
+
+    def _settings(self, words: list[str]) -> dict[str, Any]:
+        """Return the settings of a run. Cells that differ in numbers of PROBES alone are checked once, and differ in
+        the text of these numbers, wherever they are."""
+        from pubsel.rules import canonical  # and with it torch
+
+        # the last word of a key counts; settings leave out a default, which 0 may be
+        last = {self._read(word).key_or_group: word for word in words}
+        values: dict[str, Any] = {key: self._read(last[key]).value() for key in PROBES if key in last}
+        free = {key: last[key] for key, value in values.items() if type(value) in (int, float) and 0 < value < math.inf}
+        if not self.numbers.keys() >= set(free.values()):
+            checked = check(RunConfig, self.composed(words))
+            settled = {key: attrgetter(key)(checked) for key in free}
+            self.numbers |= {word: settled[key] for key, word in free.items() if settled[key] == values[key]}
+            return as_json(canonical(checked))
+
+        probes = {word: f"{word.partition('=')[0]}={PROBES[key]}" for key, word in free.items()}
+        probed = tuple(probes.get(last[self._read(word).key_or_group], word) for word in words)
+        if probed not in self.texts:
+            self.texts[probed] = json.dumps(as_json(canonical(check(RunConfig, self.composed(probed)))), default=str)
+        text = self.texts[probed]
+        for key, word in free.items():
+            text = text.replace(str(PROBES[key]), str(self.numbers[word]))
+        return json.loads(text)
 
 
 def seeded(
-    table: str, seeds: list[int], folder: Path, composer: Composer, free: list[str], words: Sequence[str] = ()
+    table: str,
+    seeds: list[int],
+    records: list[dict[str, Any]],
+    composer: Composer,
+    free: list[str],
+    words: Sequence[str] = (),
 ) -> list[SweptCell]:
-    """Return the cells that a table selects from the records in `folder`, with each of `seeds` and with `words`. free:
+    """Return the cells that a table selects from the records of runs, with each of `seeds` and with `words`. free:
     words that change no result. UserError for a record that the settings of today would not give."""
     cells = []
-    for cell in join.table_cells(table, folder):
+    for cell in join.table_cells(table, records):
         have = {record["seed"]: record for record in cell.records}
         for seed in seeds:
             if seed in have and not words:
@@ -237,17 +278,18 @@ def seeded(
 
 @dataclass
 class KnownRuns:
-    """The records of runs and ranks in a folder of results: their names; and for records of one kind, whose seconds
-    grow alike, the number of private examples and the seconds for a unit of work."""
+    """The records of runs in a folder of results; the names of these and of ranks; and for records of one kind, whose
+    seconds grow alike, the number of private examples and the seconds for a unit of work."""
 
+    runs: list[dict[str, Any]]
     names: set[str] = field(default_factory=set)
     rates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> "KnownRuns":
         """Return what RESULTS/runs and ranks contain, and the records kept with the code in RESULTS/records."""
-        kept = cls()
-        for record in [*results.read_records(folder), *results.read_kind(folder, "ranks")]:
+        kept = cls(results.read_records(folder))
+        for record in [*kept.runs, *results.read_kind(folder, "ranks")]:
             kept.names.add(record["identity"])
             settings, n = record["settings"], record.get("private_examples") or 1
             if "seconds" in record:
@@ -259,7 +301,8 @@ class KnownRuns:
         """Return the seconds that a cell will take, in proportion to those of the records of its kind (the median);
         None if there is none."""
         rates = self.rates.get(kind_of(settings), [])
-        return statistics.median(rate * work_in(settings, n) for n, rate in rates) if rates else None
+        work = {n: work_in(settings, n) for n in {n for n, _ in rates}}
+        return statistics.median(rate * work[n] for n, rate in rates) if rates else None
 
 
 def kind_of(settings: dict[str, Any]) -> str:
@@ -315,7 +358,8 @@ def run(settings: MakeConfig, start: Start) -> str:
                 _succeed(settings.name, start(step.command, plan.words(step)))
             continue
 
-        cells, kept = plan.cells(list(together)), KnownRuns.read(folder)
+        kept = KnownRuns.read(folder)
+        cells = plan.cells(list(together), kept.runs)
         say(summary_line(f"{settings.name}, {'more seeds' if seeds else command}", cells, kept))
         missing = [cell for cell in cells if cell.name not in kept.names]
 
@@ -362,14 +406,14 @@ class Steps:
         self.options = [f"--config-dir={source.path}" for source in sources]
         self.hydra = [word for word in hydra.overrides.hydra if not word.startswith("hydra.mode=")]
 
-    def cells(self, steps: list[Step]) -> list[SweptCell]:
-        """Return the cells of steps that are swept by one command, each once."""
+    def cells(self, steps: list[Step], records: list[dict[str, Any]]) -> list[SweptCell]:
+        """Return the cells of steps that are swept by one command, each once. records: those of runs."""
         by_name: dict[str, SweptCell] = {}
         for step in steps:
             composer = self.composers[swept_by(step)]
             if step.command == "more_seeds":
                 seeds = [int(seed) for seed in step.words[0].split(",")]
-                cells = seeded(step.of, seeds, self.folder, composer, self.free, step.words[1:])
+                cells = seeded(step.of, seeds, records, composer, self.free, step.words[1:])
             else:
                 words = [*step.words, *self.typed, self.results]
                 cells = [composer.cell(cell) for cell in composer.cells(words, self.settings.public)]
@@ -396,7 +440,7 @@ class Steps:
                 lines.append(f"then     pubsel {shlex.join([step.command, *self.words(step)])}")
                 continue
 
-            for cell in self.cells([step]):
+            for cell in self.cells([step], kept.runs):
                 if cell.name not in every:
                     every[cell.name] = cell
                     seconds = kept.expected(cell.settings)

@@ -77,13 +77,19 @@ def digest_of(values: dict[str, Any]) -> str:
 
 def identity_of(config: RunConfig) -> str:
     """Return the name of a run's folder: readable, and different whenever a setting that can change the result is."""
-    public = short_name(config.pair.public) if config.pair.public else "none"
-    algorithm = config.algorithm.get("name", "algorithm")
+    return run_name(as_json(config))
+
+
+def run_name(settings: dict[str, Any]) -> str:
+    """Return the identity of a run with these settings, which are those of a record."""
+    pair, algorithm = settings["pair"], settings["algorithm"].get("name", "algorithm")
+    public = short_name(pair["public"]) if pair["public"] else "none"
 
     # the digest alone would do: the words are for whoever lists the folder
-    data = f"{short_name(config.pair.private)}-{public}"
-    readable = f"{data}-{config.model.name}-{algorithm}-eps{config.epsilon:g}-seed{config.seed}"
-    return folder_name(readable, as_json(config))
+    data = f"{short_name(pair['private'])}-{public}"
+    epsilon = float(settings["epsilon"])  # may be "inf"
+    readable = f"{data}-{settings['model']['name']}-{algorithm}-eps{epsilon:g}-seed{settings['seed']}"
+    return folder_name(readable, settings)
 
 
 def folder_name(readable: str, values: dict[str, Any]) -> str:

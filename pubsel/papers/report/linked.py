@@ -39,7 +39,7 @@ class Runs:
     share most of them: GROUP.KEY, or GROUP.NUMBER of a list.
     """
 
-    keys: list[str] = field(default_factory=list)
+    keys: dict[str, None] = field(default_factory=dict)  # in order
     pool: list[Any] = field(default_factory=list)
     runs: list[list[int]] = field(default_factory=list)  # for each run the places of its values in `pool`
     behind: dict[str, list[int]] = field(default_factory=dict)  # key of a number: its runs
@@ -61,7 +61,7 @@ class Runs:
             for group in GROUPS:
                 inner = values.pop(group, None) or {}
                 values |= {f"{group}.{key}": value for key, value in inner.items()}
-            self.keys += [key for key in values if key not in self.keys]
+            self.keys |= dict.fromkeys(values)
             places = []
             for value in map(values.get, self.keys):
                 text = json_text(value)
@@ -79,7 +79,7 @@ class Runs:
             {i: place for i, place in enumerate(run) if i >= len(before) or place != before[i]}
             for before, run in pairwise([[], *self.runs])
         ]
-        values = {"keys": self.keys, "pool": self.pool, "runs": changes, "behind": self.behind}
+        values = {"keys": list(self.keys), "pool": self.pool, "runs": changes, "behind": self.behind}
         text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
         return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
