@@ -355,7 +355,8 @@ def taken(x: "Tensor", places: "Tensor") -> "Tensor":
 
 
 def sent(x: "Tensor", device: "device") -> "Tensor":
-    """Return x on `device`. A GPU copies from pinned memory while the host goes on; torch frees it after the copy."""
+    """Return x on `device`. A copy to a GPU is made from pinned memory, which torch keeps until the copy has ended, so
+    that the host need not wait."""
     if device.type == "cuda" and x.is_cpu:
         return x.pin_memory().to(device, non_blocking=True)
     return x.to(device)

@@ -8,7 +8,7 @@ from pubsel.algorithms import dp_sgd
 from pubsel.gradients import slots as module
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
-from pubsel.gradients.matrix import SLOT, PerExampleGradients, Slots, add_products, weighted_sum
+from pubsel.gradients.matrix import SLOT, PerExampleGradients, Slots, add_products, is_on_lines, on_lines, weighted_sum
 from pubsel.gradients.slots import FEWEST, LOAD, MOST, Slotting, by_slot, slots_of, slotting
 from pubsel.privacy import accountant, lattice
 
@@ -170,6 +170,30 @@ def test_other_slots_do_not_move_by_a_bit():
     assert changed == [int(slots[removed])]
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("known", [True, False])
+def test_a_broken_example_changes_no_other_slot(known):
+    """Its row counts as zero, and what is emptied for it is summed from memory that lies as before, bit for bit."""
+    torch.manual_seed(0)
+    n, d, number = 2000, 37, 40
+    x, y, slots = torch.randn(n, d), torch.arange(n) % 2, torch.randint(number, (n,))
+    order, sizes = by_slot(slots, number)
+    x, y = on_lines(x[order]), y[order]
+    engine = LinearGradients(linear(d))
+
+    def sums(x):
+        block = engine.matrix(x, y, squares=engine.squares(x) if known else None)
+        weights = [torch.arange(n).ge(start) & torch.arange(n).lt(start + size) for start, size in starts]
+        return torch.stack([block.combine(part.double(), Slots(sizes)) for part in weights])
+
+    starts = [(sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+    whole = sums(x)
+    x = on_lines(x)
+    x[5] = torch.nan
+    changed = (whole != sums(x)).any(1).nonzero().flatten().tolist()
+    assert changed == [next(i for i, (start, size) in enumerate(starts) if start + size > 5)]
+
+
 def test_of_a_network_blocks_have_whole_slots():
     """The rows of a wide layer are added up by slots, those of crowded slots in float64; whatever the passes."""
     torch.manual_seed(0)
@@ -188,6 +212,9 @@ def test_of_a_network_blocks_have_whole_slots():
     exact = sum(dp_sgd.clipped_sum(block, 1.0) for block in engine.blocks(x, y))
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
     assert not torch.equal(found, exact)
+
+    x[500] = torch.nan  # whoever is in its block is added up as before
+    assert all(is_on_lines(block.narrow) for block in slotted.blocks(x[places], y[places]))
 
 
 @pytest.mark.attack

@@ -30,8 +30,9 @@ Random = Callable[[str, int], np.random.Generator]  # a reproducible stream for 
 class Mechanism(NamedTuple):
     """One step's release: clipped_sum of a Poisson sample, plus Gaussian noise, decoded to a descent direction.
 
-    clipped_sum: G [n, p] -> [size]. A sum over rows, so a batch may be cut into blocks; one row, of whatever content,
-        moves it by at most `sensitivity` in L2, against a row that counts as nothing.
+    clipped_sum: G [n, p] -> [size], a new tensor, to which other blocks and noise are added. A sum over rows, so a
+        batch may be cut into blocks; one row, of whatever content, moves it by at most `sensitivity` in L2, against a
+        row that counts as nothing.
     decode: [size] -> [p]: from the noisy mean to the descent direction; it may add results of public data.
     rows: clipped_sum is fast on blocks of at least that number of rows.
     contributions: G [n, p] -> [n, size], what each row adds to the sum, as far as `decode` keeps it. For attacks and

@@ -102,7 +102,7 @@ class LayeredGradients(DenseGradients):
         norms = squares.sqrt()
         broken = ~(norms < LARGEST)
         if narrow.is_cuda or broken.any():  # a GPU would have to be waited for
-            narrow, kept = narrow.masked_fill(broken[:, None], 0), [layer.without(broken) for layer in kept]
+            narrow, kept = narrow.masked_fill_(broken[:, None], 0), [layer.without(broken) for layer in kept]
             norms = torch.where(broken, 0, norms)
         self.narrow, self.columns, self.kept, self.size, self.losses = narrow, columns, kept, size, losses
         self._norms = norms

@@ -22,7 +22,10 @@ LARGEST = 1e18  # norm of a row that counts; products with a larger one could ov
 CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
 GPU_SHARE = 8  # G of a pass takes at most this part of a GPU's memory
 CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
-CPU_LARGE = (64, 2**26), (16, 2**27)  # examples per pass of a large network, if their G has at most so many numbers
+CPU_LARGE = (
+    (64, 2**26),
+    (16, 2**27),
+)  # of a large network: examples per pass, and the most numbers that their G may have
 NORM_ROWS = 512  # whose last numbers are converted to float64 at once, 2 MiB
 NORM_BLOCK = 512  # float32 sums over more entries than this read low; blocks are added in float64
 PRODUCT_BLOCK = 2**14
@@ -196,7 +199,8 @@ def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slot
     for rows, columns in zip(total.split(at_once), narrow.split(at_once, 1), strict=True):
         summed, exact = right.new_empty(rows.shape), torch.empty_like(rows)
         for some, part, chosen in zip(columns.split(slots.sizes), parts, places, strict=True):
-            part = part.index_select(0, chosen) if chosen is not None else part if is_aligned else part.clone()
+            if chosen is not None or not is_aligned:
+                part = on_lines(part if chosen is None else part.index_select(0, chosen))
             rows += exact.copy_(torch.mm(some.T, part, out=summed))
 
 

@@ -3,10 +3,10 @@
 by_layers: one forward pass; one backward pass to the OUTPUTS of the trained layers, which forms no weight gradient;
 then each layer's weight gradients of all examples at once from its input and the gradient of its output. It knows
 nn.Linear, nn.Conv2d, nn.Embedding and normalisation that keeps examples apart, each used once, and attention and
-recurrent layers, which sequences.py writes out as linear ones. Of a parameter outside of such layers, which is added to
-activations, multiplied with them or joined to them, each example gets a copy of its own (`Copies`). It is taken only
-after its float64 result on two random examples has agreed with backpropagation of each. Layers below the first trained
-one run without a graph.
+recurrent layers, which sequences.py writes out as linear ones. A parameter outside of such layers, which is added to
+activations, multiplied with them or joined to them, is copied for each example (`Copies`). by_layers is used only for
+models on which, for two random examples in float64, it agrees with backpropagation of each. Layers below the first
+trained one run without a graph.
 
 Both write into `out`, {parameter name: [n, *its shape]}, and return losses [n]: memory that is taken anew for each pass
 costs more than many of the gradients in it.
@@ -144,8 +144,8 @@ def turned_layers(model: nn.Module) -> tuple[str, ...]:
 
 
 class Copies(TorchFunctionMode):
-    """Context in which each of n examples has its own copy of the parameters named in `out`: where one of them meets
-    activations [n, ...], its copies [n, *shape] do, each in the row of its example.
+    """Context in which the parameters named in `out` are copied for each of n examples: activations [n, ...] meet the
+    copies [n, *shape] in place of the parameter, each example its copy.
 
     It knows sums and products with activations, to which a parameter is broadcast, parameters whose first dimension, of
     size 1, is that of the examples (tokens, positions), and those of SEQUENCES, which need no copies: UnknownUse if

@@ -34,8 +34,8 @@ FEWEST = 2 * SLOT  # examples per pass: with fewer, whole slots would leave many
 
 
 def slots_of(x: Tensor, y: Tensor, slots: int) -> Tensor:
-    """Return which of so many slots each example of x [n, ...], y [n, ...] has, int64 [n]: a function of the example
-    alone."""
+    """Return the slot of each example of x [n, ...], y [n, ...], int64 [n] from 0 to slots - 1. It follows from the
+    example alone."""
     factors = np.random.SFC64(0).random_raw(2 * HASHED) | np.uint64(1)
     chosen = np.empty(len(x), dtype=np.int64)
     for first in range(0, len(x), ROWS):
