@@ -36,7 +36,7 @@ from pubsel.data import Split
 from pubsel.distances import otdd, task2vec
 from pubsel.distances.frechet import frechet, gaussian
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients, clip_factors
-from pubsel.gradients.slots import slotting
+from pubsel.gradients.slots import private_slots
 from pubsel.gradients.subspace import projection_metric, top_k
 from pubsel.models import build, small
 from pubsel.privacy import accountant
@@ -635,7 +635,7 @@ def stepping(
 ) -> Callable[[], Tensor]:
     """Return a step on all of x [n, ...], y [n, ...], as `fit` takes it: -> a descent direction [p], noise included.
     What `fit` sets up before its first step, slots, is set up."""
-    slots = slotting(view.gradients, x, y, len(x))
+    slots = private_slots(view.gradients, x, y, len(x))
     private = Split(x, y) if slots is None else Split(*slots.arrange(x, y))
 
     def step() -> Tensor:

@@ -138,14 +138,14 @@ def test_a_step_sets_slots_up_once_and_sums_by_them(monkeypatch):
 
     def counted(*arguments):
         calls.append(arguments[-1])
-        return slotting(*arguments)
+        return private_slots(*arguments)
 
     def watched(mechanism, gradients, *arguments):
         engines.append(gradients)
         return noisy_mean(mechanism, gradients, *arguments)
 
-    slotting, noisy_mean = benchmark.slotting, benchmark.noisy_mean
-    monkeypatch.setattr(benchmark, "slotting", counted)
+    private_slots, noisy_mean = benchmark.private_slots, benchmark.noisy_mean
+    monkeypatch.setattr(benchmark, "private_slots", counted)
     monkeypatch.setattr(benchmark, "noisy_mean", watched)
     model, x, y = benchmark._linear(300, 8, 3, "cpu")
     view, algorithm = benchmark.public_view(model, None), DPSGD("dp_sgd", 1.0)

@@ -9,7 +9,7 @@ from pubsel.gradients import slots as module
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
 from pubsel.gradients.matrix import SLOT, PerExampleGradients, Slots, add_products, is_on_lines, on_lines, weighted_sum
-from pubsel.gradients.slots import FEWEST, LOAD, MOST, Slotting, by_slot, slots_of, slotting
+from pubsel.gradients.slots import FEWEST, LOAD, MOST, PrivateSlots, by_slot, private_slots, slots_of
 from pubsel.privacy import accountant, lattice
 
 ALLOWED = 1 + accountant.ROUNDING
@@ -81,7 +81,7 @@ def test_sums_are_those_of_float64(d, arranged):
 
 def of_linear(x, y, expected):
     """The sum of all rows, clipped to norm 1, as a training takes it."""
-    slots = Slotting(LinearGradients(linear(x.shape[1])), x, y, expected)
+    slots = PrivateSlots(LinearGradients(linear(x.shape[1])), x, y, expected)
     x, y = slots.arrange(x, y)
     places, engine = slots.batch(None)
     assert places is None
@@ -201,7 +201,7 @@ def test_of_a_network_blocks_have_whole_slots():
     x, y = torch.randn(700, 256), torch.arange(700) % 3
     x[:100], y[:100] = x[0], y[0]
     engine = BookKeeping(model.eval())
-    slots = slotting(engine, x, y, 700)
+    slots = private_slots(engine, x, y, 700)
     places, slotted = slots.batch(None)
     blocks = list(slotted.blocks(x[places], y[places]))
     assert sum(len(block) for block in blocks) == 700
@@ -243,7 +243,7 @@ def test_a_sample_has_the_slots_and_norms_of_its_examples():
     torch.manual_seed(0)
     x, y = torch.randn(900, 20), torch.arange(900) % 2
     engine = LinearGradients(linear(20))
-    slots = slotting(engine, x, y, 300)
+    slots = private_slots(engine, x, y, 300)
     chosen = torch.arange(0, 900, 3)
     places, slotted = slots.batch(chosen)
     assert sorted(places.tolist()) == chosen.tolist()
@@ -264,7 +264,7 @@ def test_features_that_are_not_finite_count_as_zero(bad):
     x[3, 4] = bad
     inner, sums = LinearGradients(linear(9, bias=True)), []
     for rows in (torch.arange(500), torch.arange(500) != 3):
-        slots = Slotting(inner, x[rows], y[rows], 500)
+        slots = PrivateSlots(inner, x[rows], y[rows], 500)
         assert (slots.squares is None) == (len(slots.slots) == 500)
         arranged = slots.arrange(x[rows], y[rows])
         (block,) = slots.batch(None)[1].blocks(*arranged)
@@ -275,10 +275,10 @@ def test_features_that_are_not_finite_count_as_zero(bad):
 def test_where_there_are_no_slots():
     """In float64 networks, with few examples a pass, and in samples that a linear classifier takes in parts."""
     x, y = torch.randn(40, 6), torch.zeros(40, dtype=torch.long)
-    assert slotting(LinearGradients(linear(6).double()), x, y, 40) is None
-    assert slotting(BookKeeping(torch.nn.Sequential(linear(6)), chunk=FEWEST - 1), x, y, 40) is None
-    assert slotting(BookKeeping(torch.nn.Sequential(linear(6)), chunk=FEWEST), x, y, 40) is not None
-    assert slotting(LinearGradients(linear(6)), x, y, 2**16 + 1) is None
+    assert private_slots(LinearGradients(linear(6).double()), x, y, 40) is None
+    assert private_slots(BookKeeping(torch.nn.Sequential(linear(6)), chunk=FEWEST - 1), x, y, 40) is None
+    assert private_slots(BookKeeping(torch.nn.Sequential(linear(6)), chunk=FEWEST), x, y, 40) is not None
+    assert private_slots(LinearGradients(linear(6)), x, y, 2**16 + 1) is None
 
 
 def test_hashes_are_the_same_on_every_machine():

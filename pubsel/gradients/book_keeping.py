@@ -66,10 +66,7 @@ class KeptInputs(NamedTuple):
         e, every = self.e.flatten(0, 1), weights.repeat_interleave(t)  # [n t, b], [n t]
         add_products(total[self.weight].view(b, a), e, every, self.a.flatten(0, 1), slots if t == 1 else None)
         if self.bias is not None:
-            if e.is_cuda:  # whose blocks are large
-                total[self.bias] += weighted_sum(e, every)
-            else:
-                total[self.bias].addmv_(e.T.double(), every)
+            total[self.bias] += weighted_sum(e, every)
 
     def write(self, rows: Tensor) -> None:
         """Write the layer's columns of G into rows [n, p]."""

@@ -114,7 +114,7 @@ def _blocks(sizes: list[int], most: int) -> Iterator[list[int]]:
         yield some
 
 
-class Slotting:
+class PrivateSlots:
     """The slots of the private examples x [n, ...], y [n, ...] of a training, and the squared norms of features that
     never change. expected: examples of a sample, which is public, as all that decides whether there are slots."""
 
@@ -152,14 +152,14 @@ class Slotting:
         return self._all
 
 
-def slotting(gradients: Engine, x: Tensor, y: Tensor, expected: int) -> Slotting | None:
+def private_slots(gradients: Engine, x: Tensor, y: Tensor, expected: int) -> PrivateSlots | None:
     """Return the slots of the private examples x [n, ...], y [n, ...] of a training; None if its sums are in float64:
     of too many examples, or of few in a pass."""
     parameter = next(gradients.model.parameters())
     if parameter.dtype != torch.float32 or len(x) > MOST:
         return None
     if isinstance(gradients, LinearGradients):
-        return Slotting(gradients, x, y, expected) if expected <= BLOCK else None
+        return PrivateSlots(gradients, x, y, expected) if expected <= BLOCK else None
     for _ in gradients.blocks(x[:1].to(parameter.device), y[:1].to(parameter.device)):
         pass  # the first call decides how many examples a pass takes
-    return Slotting(gradients, x, y, expected) if gradients.chunk(x[:1]) >= FEWEST else None
+    return PrivateSlots(gradients, x, y, expected) if gradients.chunk(x[:1]) >= FEWEST else None

@@ -23,7 +23,7 @@ from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.gradients.people import PeopleGradients, members
-from pubsel.gradients.slots import Slotting, slotting
+from pubsel.gradients.slots import PrivateSlots, private_slots
 from pubsel.messages import UserError, cannot_write, raised_by_torch
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
@@ -253,18 +253,18 @@ def fit(
     return checkpoint.seconds()
 
 
-def in_slots(task: Task, gradients: Engine, plan: Schedule, processes: OneProcess) -> tuple[Task, Slotting | None]:
+def in_slots(task: Task, gradients: Engine, plan: Schedule, processes: OneProcess) -> tuple[Task, PrivateSlots | None]:
     """Return the slots of the private examples (gradients/slots.py), None if people are summed, or several processes
     sum; and the task with its examples slot by slot, if each step takes all of them."""
     alone = processes is ONE_PROCESS and task.people is None
-    slots = slotting(gradients, *task.private, plan.batch_size) if alone else None
+    slots = private_slots(gradients, *task.private, plan.batch_size) if alone else None
     if slots is not None and plan.rate == 1:
         task = task._replace(private=Split(*slots.arrange(*task.private)))
     return task, slots
 
 
 def by_unit(
-    chosen: Tensor | None, people: Tensor | None, gradients: Engine, slots: Slotting | None = None
+    chosen: Tensor | None, people: Tensor | None, gradients: Engine, slots: PrivateSlots | None = None
 ) -> tuple[Tensor | None, Engine]:
     """Return the examples of the private units that are `chosen` (None: all), and what makes G with a row for each
     unit. people: how many examples each has; None: a unit is one example. slots: of the examples, which come slot by
