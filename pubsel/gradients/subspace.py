@@ -33,7 +33,7 @@ def top_k(gradients: GradientMatrix, k: int) -> Tensor:
     From the top k eigenvectors U_k of the Gram matrix G G^T [m, m], decomposed in float64: V_k = G^T U_k / s_k, made
     orthonormal once more by QR in float64. The QR, not the Gram matrix, decides the accuracy: float32 columns of
     268,346 entries come out 4e-5 too long, which moves the distance by 2e-4; so it stays within 1e-6 of a float64 SVD.
-    Of many float32 rows `davidson` finds it faster, and distances within 1e-5 of their size.
+    Of many float32 rows `davidson` finds it faster, and distances within some 1e-5 of their size.
 
     Raises ValueError if G has rank less than k, up to the rounding of the Gram matrix, since the subspace is then not
     determined.
