@@ -12,7 +12,7 @@ from scipy import stats
 
 import pubsel.privacy.lattice
 import pubsel.training.loop
-from pubsel.algorithms import dp_sgd, gep
+from pubsel.algorithms import added, dp_sgd, gep
 from pubsel.attacks.canaries import COPIES, MAGNITUDES, WithCanaries, distinct, draw_canaries
 from pubsel.attacks.one_run import (
     Guesses,
@@ -327,7 +327,9 @@ def summing(monkeypatch, clipped_sum):
     made = dp_sgd.DPSGD.mechanism
 
     def mechanism(self, view, step):
-        return made(self, view, step)._replace(clipped_sum=lambda rows: clipped_sum(rows, self.clip_norm))
+        return made(self, view, step)._replace(
+            clipped_sum=lambda rows, total=None: added(clipped_sum(rows, self.clip_norm), total)
+        )
 
     monkeypatch.setattr(dp_sgd.DPSGD, "mechanism", mechanism)
 
@@ -372,9 +374,9 @@ def divide_in_decode(monkeypatch):
     def mechanism(self, view, step):
         inner, rows = made(self, view, step), []
 
-        def clipped_sum(gradients):
+        def clipped_sum(gradients, total=None):
             rows.append(len(gradients))
-            return inner.clipped_sum(gradients)
+            return inner.clipped_sum(gradients, total)
 
         return inner._replace(
             clipped_sum=clipped_sum, decode=lambda mean: inner.decode(mean) * view.batch_size / max(1, sum(rows))

@@ -85,6 +85,10 @@ def test_it_is_what_vmap_computes_in_float64(problem) -> None:
     weights = torch.rand(N, dtype=torch.float64)
     torch.testing.assert_close(block.row_norms(), exact.row_norms(), rtol=1e-10, atol=0)
     torch.testing.assert_close(block.combine(weights), exact.combine(weights))
+    for g in (block, exact):  # added to the sum of other blocks, where that is
+        total = torch.ones(rows.shape[1], dtype=torch.float64)
+        assert g.combine(weights, None, total) is total
+        torch.testing.assert_close(total, exact.combine(weights) + 1)
     torch.testing.assert_close(block.losses, losses)
     assert "rows" not in vars(block)  # nothing was written out for these
     torch.testing.assert_close(block.written_out(), rows)

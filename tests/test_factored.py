@@ -82,6 +82,9 @@ def test_every_product_is_that_of_the_rows_written_out(bias):
     close(g.squared_sum(), want.squared_sum())
     for weights in (torch.randn(N, dtype=torch.float64), torch.randn(N, 3, dtype=torch.float64)):
         close(g.combine(weights), want.combine(weights))
+    total, weights = torch.ones(p, dtype=torch.float64), torch.rand(N, dtype=torch.float64)
+    assert g.combine(weights, None, total) is total
+    close(total, want.combine(weights) + 1)
     scale = torch.rand(p, dtype=torch.float64) * torch.logspace(-6, 6, p, dtype=torch.float64)
     close(g.scaled_norms(scale), want.scaled_norms(scale))
     chosen = torch.arange(N) % 3 == 0

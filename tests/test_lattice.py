@@ -117,7 +117,7 @@ def test_neighbouring_steps_are_alike_probable(monkeypatch):
 def of_a_step(sums, source):
     engine = LinearGradients(torch.nn.Linear(2, 2, bias=False).double())
     empty = Split(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.long))
-    mechanism = Mechanism(lambda g: sums.clone(), lambda mean: mean, 1.0, len(sums))
+    mechanism = Mechanism(lambda g, total=None: sums.clone(), lambda mean: mean, 1.0, len(sums))
     return loop.noisy_mean(mechanism, engine, empty, 2.0, source, 1)[0] - sums
 
 

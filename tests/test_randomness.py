@@ -155,6 +155,25 @@ def test_noise_that_is_drawn_ahead_is_the_same_noise():
     assert sorted(set(steps)) == [0, 1, 2, 3]
 
 
+def test_several_steps_are_drawn_ahead_as_far_as_memory_allows(monkeypatch):
+    """One core of the host draws slower than a GPU computes a step: 0.23 s for 10 million numbers of the system."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
+
+    def drawn_at_first(n):
+        steps = []
+        ahead = Ahead(lambda purpose, step: (steps.append(step), stream("key", purpose, step))[1], 100)
+        ahead("noise", 0).standard_normal(n)
+        first = list(steps)
+        ahead("noise", 1).standard_normal(n)
+        assert steps == [*first, len(first)]  # one more, which is one step further
+        return len(first) - 1
+
+    assert drawn_at_first(10) == randomness.DRAWERS
+    monkeypatch.setattr(randomness, "AHEAD", 3 * 80)
+    assert drawn_at_first(10) == 3
+    assert drawn_at_first(1000) == 1
+
+
 def test_an_error_of_the_thread_that_draws_is_raised_where_the_noise_is_used():
     class Broken:
         def standard_normal(self, n):

@@ -130,7 +130,7 @@ def test_noise_has_the_scale_that_covers_rounding(monkeypatch):
     model = torch.nn.Linear(2, 2, bias=False).double()
     empty = Split(torch.zeros(0, 2, dtype=torch.float64), torch.zeros(0, dtype=torch.long))
     drawn = torch.from_numpy(stream("test", "noise").standard_normal(4))
-    mechanism = Mechanism(lambda g: torch.zeros(4, dtype=torch.float64), lambda mean: mean, 3.0, 4)
+    mechanism = Mechanism(lambda g, total=None: torch.zeros(4, dtype=torch.float64), lambda mean: mean, 3.0, 4)
     found, _ = loop.noisy_mean(mechanism, LinearGradients(model), empty, 2.0, stream("test", "noise"), 1)
     torch.testing.assert_close(found, 6.006 * drawn)
 

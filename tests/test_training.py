@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms import Mechanism, View, added
 from pubsel.algorithms.dp_sgd import DPSGD, NOISE
 from pubsel.algorithms.non_private import NonPrivate
 from pubsel.cell import Cell
@@ -422,7 +422,9 @@ def test_sums_are_added_up_and_noised_in_float64_whatever_a_method_returns():
     """A float32 sum would have steps that are coarser than the lattice of the noise."""
     model = network(torch.float32)
     engine, problem = PerExampleGradients(model, 16), task().private
-    mechanism = Mechanism(lambda g: g.written_out().sum(0), lambda mean: mean, 1.0, engine.size)
+    mechanism = Mechanism(
+        lambda g, total=None: added(g.written_out().sum(0), total), lambda mean: mean, 1.0, engine.size
+    )
     assert mechanism.clipped_sum(engine.matrix(problem.x[:3], problem.y[:3])).dtype == torch.float32
     assert loop.clipped_sum(mechanism, engine, Split(problem.x[:40], problem.y[:40]))[0].dtype == torch.float64
 

@@ -27,12 +27,23 @@ from pubsel.settings.schema import setting
 Random = Callable[[str, int], np.random.Generator]  # a reproducible stream for each purpose and step
 
 
+class ClippedSum(Protocol):
+    """The sum of a mechanism."""
+
+    def __call__(self, gradients: GradientMatrix, total: Tensor | None = None, /) -> Tensor: ...
+
+
+def added(part: Tensor, total: Tensor | None) -> Tensor:
+    """Return the sum of some rows [size], added to that of others, if there is one."""
+    return part if total is None else total.add_(part)
+
+
 class Mechanism(NamedTuple):
     """One step's release: clipped_sum of a Poisson sample, plus Gaussian noise, decoded to a descent direction.
 
-    clipped_sum: G [n, p] -> [size], a new tensor, to which other blocks and noise are added. A sum over rows, so a
-        batch may be cut into blocks; one row, of whatever content, moves it by at most `sensitivity` in L2, against a
-        row that counts as nothing.
+    clipped_sum: G [n, p], and total [size] -> total, to which a sum over the rows was added; None: a new tensor. A
+        batch may be cut into blocks; one row, of whatever content, moves the sum by at most `sensitivity` in L2,
+        against a row that counts as nothing.
     decode: [size] -> [p]: from the noisy mean to the descent direction; it may add results of public data.
     rows: clipped_sum is fast on blocks of at least that number of rows.
     contributions: G [n, p] -> [n, size], what each row adds to the sum, as far as `decode` keeps it. For attacks and
@@ -41,7 +52,7 @@ class Mechanism(NamedTuple):
         the first, in place of their own.
     """
 
-    clipped_sum: Callable[[GradientMatrix], Tensor]
+    clipped_sum: ClippedSum
     decode: Callable[[Tensor], Tensor]
     sensitivity: float
     size: int
@@ -298,7 +309,7 @@ class Algorithm:
         decode, shared: as in `Mechanism`; what public data put into `weights` and `columns` is shared.
         """
         return Mechanism(
-            clipped_sum=lambda gradients: sum_of_rows(gradients, weights(gradients), columns),
+            clipped_sum=lambda gradients, total=None: sum_of_rows(gradients, weights(gradients), columns, total),
             decode=decode,
             sensitivity=self.sensitivity(),
             size=view.gradients.size,
@@ -307,12 +318,15 @@ class Algorithm:
         )
 
 
-def sum_of_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:
-    """Return weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]. Summed so that
-    with rows whose weighted norm is at most 1, one of them moves it by at most 1 + `privacy.ROUNDING`: in float64, or
-    by slots if the gradients have these."""
-    total = gradients.combine(weights, gradients.slots if columns is None else None)
-    return total if columns is None else total * columns
+def sum_of_rows(
+    gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None, total: Tensor | None = None
+) -> Tensor:
+    """Return weights [n] times G [n, p], and each column times that of `columns` [p] -> float64 [p]; added to `total`,
+    if given. Summed so that with rows whose weighted norm is at most 1, one of them moves it by at most 1 +
+    `privacy.ROUNDING`: in float64, or by slots if the gradients have these."""
+    if columns is None:
+        return gradients.combine(weights, gradients.slots, total)
+    return added(gradients.combine(weights) * columns, total)
 
 
 def weighted_rows(gradients: GradientMatrix, weights: Tensor, columns: Tensor | None = None) -> Tensor:

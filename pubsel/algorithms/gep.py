@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Algorithm, Mechanism, View, needed, weighted_rows
+from pubsel.algorithms import Algorithm, Mechanism, View, added, needed, weighted_rows
 from pubsel.algorithms.dp_sgd import clip_weights, clipped_sum
 from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
 from pubsel.gradients.subspace import allocate, orthonormal, power_basis
@@ -129,12 +129,12 @@ class GEP(Algorithm):
         if self.residual:
             basis, error[0] = orthonormal(basis)
 
-        def sums(gradients: GradientMatrix) -> Tensor:  # [k + p] or [k]
+        def sums(gradients: GradientMatrix, total: Tensor | None = None) -> Tensor:  # [k + p] or [k]
             w, embedding = embed_and_clip(gradients, basis, self.clip_embedding)
             if not self.residual:
-                return embedding
+                return added(embedding, total)
             residual = residual_sum(gradients, basis, w, self.clip_residual, error)
-            return torch.cat([embedding, residual])
+            return added(torch.cat([embedding, residual]), total)
 
         def decode(mean: Tensor) -> Tensor:  # [p]
             direction = basis.expand(mean[:k] * self.clip_embedding)

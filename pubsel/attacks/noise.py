@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Algorithm, Mechanism, View
+from pubsel.algorithms import Algorithm, Mechanism, View, added
 from pubsel.gradients.matrix import GradientMatrix
 
 
@@ -30,11 +30,11 @@ def followed(
     batch_size: the declared denominator of the mean."""
     exact = torch.zeros(inner.size, dtype=torch.float64, device=device)
 
-    def clipped_sum(gradients: GradientMatrix) -> Tensor:
+    def clipped_sum(gradients: GradientMatrix, total: Tensor | None = None) -> Tensor:
         look(gradients)
-        total = inner.clipped_sum(gradients)
-        exact.add_(total)
-        return total
+        part = inner.clipped_sum(gradients)
+        exact.add_(part)
+        return added(part, total)
 
     def decode(mean: Tensor) -> Tensor:
         judge(mean.double() * batch_size - exact, exact)

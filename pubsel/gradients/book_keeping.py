@@ -24,6 +24,7 @@ from pubsel.gradients.matrix import (
 )
 from pubsel.gradients.per_example import Factors, by_layers, wide_layers
 
+NORM_ENTRIES = 2**20  # of factors that are converted to float64 at once, 8 MiB
 SLACK = 2**-40  # far above the rounding of float64 sums, far below what changes a result
 
 
@@ -46,7 +47,8 @@ class KeptInputs(NamedTuple):
         """
         bias = 0.0 if self.bias is None else 1.0
         squares = []
-        at_once = max(1, GPU_ENTRIES // (self.a.shape[1] * max(self.a.shape[2], self.e.shape[2])))
+        entries = GPU_ENTRIES if self.a.is_cuda else NORM_ENTRIES
+        at_once = max(1, entries // (self.a.shape[1] * max(self.a.shape[2], self.e.shape[2])))
         for a, e in zip(self.a.split(at_once), self.e.split(at_once), strict=True):
             e = e.double()
             if a.shape[1] == 1:
@@ -122,14 +124,15 @@ class LayeredGradients(DenseGradients):
     def __len__(self) -> int:
         return len(self.narrow)
 
-    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor:  # [p] or [p, k]
+    def combine(self, weights: Tensor, slots: Slots | None = None, total: Tensor | None = None) -> Tensor:
         # several sums at once are rare, and faster with all columns at hand
         if weights.dim() == 2:
             return super().combine(weights)
-        total = torch.zeros(self.size, dtype=torch.float64, device=self.narrow.device)
+        if total is None:
+            total = torch.zeros(self.size, dtype=torch.float64, device=self.narrow.device)
         parts = weighted_sum(self.narrow, weights, slots).split([part.stop - part.start for part in self.columns])
         for columns, part in zip(self.columns, parts, strict=True):
-            total[columns] = part
+            total[columns] += part
         for layer in self.kept:
             layer.add_sum(total, weights.double(), slots)
         return total
@@ -201,10 +204,11 @@ class BookKeeping(PerExampleGradients):
             keep = dict.fromkeys(wide, NOTHING)
             losses[part] = by_layers(model, x[part], y[part], out, keep)
             passes.append(keep)
-        # the factors of a layer, of all passes together
+        # the factors of a layer, of all passes together; those of one pass as they are
         kept = []
         for owner in wide:
-            a, e = (torch.cat([factors[owner][i] for factors in passes]) for i in (0, 1))
+            factors = [keep.pop(owner) for keep in passes]
+            a, e = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*factors, strict=True))
             a, e = (part.reshape(len(part), -1, part.shape[-1]) for part in (a, e))
             kept.append(KeptInputs(self.offsets[f"{owner}.weight"], self.offsets.get(f"{owner}.bias"), a, e))
         return LayeredGradients(rows, columns, kept, self.size, losses)

@@ -44,15 +44,16 @@ class FactoredGradients:
     def row_norms(self) -> Tensor:  # [n]
         return self._norms
 
-    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor:  # [p] or [p, k]
+    def combine(self, weights: Tensor, slots: Slots | None = None, total: Tensor | None = None) -> Tensor:
         c, d = self.r.shape[1], self.x.shape[1]
         if weights.dim() == 2:
             return torch.cat([self._columns(part).T @ weights for part in self._pieces(slice(0, c * (d + self.bias)))])
         # R^T diag(weights) X, and R^T weights for the bias
-        total = torch.zeros(c * (d + self.bias), dtype=torch.float64, device=self.x.device)
+        if total is None:
+            total = torch.zeros(c * (d + self.bias), dtype=torch.float64, device=self.x.device)
         add_products(total[: c * d].view(c, d), self.r, weights.double(), self.x, slots)
         if self.bias:
-            torch.mv(self.r.T.double(), weights.double(), out=total[c * d :])
+            total[c * d :].addmv_(self.r.T.double(), weights.double())
         return total
 
     def project(self, basis: Basis) -> Tensor:  # [n, k]

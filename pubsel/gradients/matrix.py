@@ -23,7 +23,7 @@ CPU_CHUNK, GPU_CHUNK = 256, 500  # examples per pass, at most
 GPU_SHARE = 8  # G of a pass takes at most this part of a GPU's memory
 CPU_ENTRIES, CPU_PIXELS = 2**23, 2**19  # of G and of x per pass, 32 and 2 MiB: 42 images of 64 pixels
 CPU_LARGE = (
-    (64, 2**26),
+    (32, 2**25),
     (16, 2**27),
 )  # of a large network: examples per pass, and the most numbers that their G may have
 NORM_ROWS = 512  # whose last numbers are converted to float64 at once, 2 MiB
@@ -81,8 +81,9 @@ class GradientMatrix(Protocol):
     def __len__(self) -> int: ...
     def row_norms(self) -> Tensor: ...  # [n]
     def project(self, basis: Basis) -> Tensor: ...  # [p, k] -> G B, [n, k]
-    # G^T weights: [n] -> float64 [p], with slots in float32 within each; [n, k] -> [p, k], as G is
-    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor: ...
+    # G^T weights: [n] -> float64 [p], with slots in float32 within each, added to `total` if given; [n, k] -> [p, k],
+    # as G is
+    def combine(self, weights: Tensor, slots: Slots | None = None, total: Tensor | None = None) -> Tensor: ...
     def gram(self) -> Tensor: ...  # G G^T, [n, n]
     def written_out(self, chosen: Tensor | None = None) -> Tensor: ...  # bool [n] -> those rows, [n', p]; None: all
     def scaled_norms(self, scale: Tensor) -> Tensor: ...  # [p] -> norms of the rows of G diag(scale), [n]
@@ -119,8 +120,8 @@ class DenseGradients:
     def project(self, basis: Basis) -> Tensor:  # [n, k]
         return torch.cat([product(self.rows[:, s], b) for s, b in zip(basis.slices, basis.blocks, strict=True)], dim=1)
 
-    def combine(self, weights: Tensor, slots: Slots | None = None) -> Tensor:  # [p] or [p, k]
-        return weighted_sum(self.rows, weights, slots) if weights.dim() == 1 else self.rows.T @ weights
+    def combine(self, weights: Tensor, slots: Slots | None = None, total: Tensor | None = None) -> Tensor:
+        return weighted_sum(self.rows, weights, slots, total) if weights.dim() == 1 else self.rows.T @ weights
 
     def written_out(self, chosen: Tensor | None = None) -> Tensor:  # [n', p]
         return self.rows if chosen is None else self.rows[chosen]
@@ -144,15 +145,17 @@ class DenseGradients:
         return gram(self.rows)
 
 
-def weighted_sum(rows: Tensor, weights: Tensor, slots: Slots | None = None) -> Tensor:
-    """Return rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], every product and sum in float64,
-    but for the rows of each slot, which float32 adds up on a CPU if each row begins a cache line.
+def weighted_sum(rows: Tensor, weights: Tensor, slots: Slots | None = None, total: Tensor | None = None) -> Tensor:
+    """Return rows^T weights for rows [n, p] and float64 weights [n] -> float64 [p], added to `total` if given: every
+    product and sum in float64, but for the rows of each slot, which float32 adds up on a CPU if each row begins a cache
+    line.
 
     A sum of n rows of norm at most 1 is off by at most n^2 2^-53, in whatever order they are added (Higham: Accuracy
     and Stability of Numerical Algorithms, 2002, Section 4.2). In float32 it would be n^2 2^-24: one row more could then
     move a sum by far more than its norm, since it changes how the others are rounded.
     """
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    if total is None:
+        total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     at_once, width = SUM_BLOCK if not rows.is_cuda else (1, GPU_ENTRIES)
     at_once = max(at_once, (GPU_ENTRIES if rows.is_cuda else SUM_ENTRIES) // max(1, rows.shape[1]))
     in_slots = slots is not None and rows.dtype == torch.float32 and not rows.is_cuda and is_on_lines(rows)

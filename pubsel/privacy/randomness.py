@@ -26,6 +26,7 @@ from pubsel.messages import UserError
 HASHED = 2**20  # bytes of a tensor at a time
 KEY, COUNTER = 32, 16  # bytes that the operating system gives for each stream
 BLOCK = 2**14  # normal numbers at a time
+DRAWERS, AHEAD = 8, 2**31  # threads that draw noise ahead, and bytes of it, at most
 
 
 def stream(key: str, purpose: str, step: int = 0) -> np.random.Generator:
@@ -96,14 +97,17 @@ Sources = Callable[[str, int], Source]  # of a purpose and a step
 
 
 class Ahead:
-    """The noise of the steps of a training, the same numbers as from `secret`. A thread of the host draws those of the
-    next step while a GPU computes this one, so that the GPU need not wait."""
+    """The noise of the steps of a training, the same numbers as from `secret`. Threads of the host draw those of the
+    next steps, a step each, while a GPU computes this one, so that the GPU need not wait: as many as the process has
+    cores, at most DRAWERS, and as hold AHEAD bytes."""
 
     def __init__(self, secret: Sources, steps: int):
         self._secret, self._steps = secret, steps
         self.of_system = isinstance(secret, Secret) and secret.secure
-        self._thread = ThreadPoolExecutor(1)
-        self._next: tuple[int, int, Future[NDArray[np.float64]]] | None = None  # step, number of draws
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self._most = min(DRAWERS, cores or 1)
+        self._threads = ThreadPoolExecutor(self._most)
+        self._waiting: dict[tuple[int, int], Future[NDArray[np.float64]]] = {}  # by step and number of draws
 
     def __call__(self, purpose: str, step: int) -> Normals:
         """Return the noise of a step; steps have to be requested in order."""
@@ -111,14 +115,16 @@ class Ahead:
         return cast(Normals, drawn)
 
     def numbers(self, purpose: str, step: int, n: int) -> NDArray[np.float64]:
-        # a step that was not foreseen, after a resume, is drawn at once
-        waiting, self._next = self._next, None
-        if waiting is not None and waiting[:2] == (step, n):
-            drawn = waiting[2].result()
-        else:
-            drawn = self._secret(purpose, step).standard_normal(n)
-        if step + 1 < self._steps:
-            self._next = (step + 1, n, self._thread.submit(self._secret(purpose, step + 1).standard_normal, n))
+        # a step that was not foreseen, after a resume or of another size, is drawn at once
+        foreseen = self._waiting.pop((step, n), None)
+        drawn = self._secret(purpose, step).standard_normal(n) if foreseen is None else foreseen.result()
+        if foreseen is None:
+            self._waiting.clear()
+        most = max(1, min(self._most, AHEAD // max(1, 8 * n)))
+        for later in range(step + 1, min(step + 1 + most, self._steps)):
+            if (later, n) not in self._waiting:
+                source = self._secret(purpose, later)
+                self._waiting[later, n] = self._threads.submit(source.standard_normal, n)
         return drawn
 
 

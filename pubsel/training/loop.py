@@ -61,9 +61,7 @@ def clipped_sum(mechanism: Mechanism, gradients: Engine, batch: Split) -> tuple[
     losses = torch.zeros(2, dtype=torch.float64, device=device)
     with gpu_precision("ieee"):
         for block in gradients.blocks(batch.x, batch.y, mechanism.rows):
-            part = mechanism.clipped_sum(block).double()
-            total = part if total is None else total.add_(part)
-            del part  # before the next block: it can be as large as a network
+            total = mechanism.clipped_sum(block, total).double()
             if block.losses is not None:
                 losses[0] += block.losses.double().sum()
                 losses[1] += len(block.losses)

@@ -16,7 +16,7 @@ import pandas
 import torch
 
 from pubsel import data
-from pubsel.algorithms import Mechanism, View
+from pubsel.algorithms import Mechanism, View, added
 from pubsel.algorithms.adamix import AdaMix, project, public_gradient, subspace_around
 from pubsel.attacks.noise import watched
 from pubsel.cell import Cell, choose_device
@@ -99,12 +99,12 @@ def losing(rank: int, errors: Errors, inner: Mechanism, view: View, step: int) -
     bases = {"public": subspace_around(gradient, rank, view.random("directions", step))}
     bases["random"] = (torch.linalg.qr(noise.to(weight)).Q, True)
 
-    def sums(gradients: GradientMatrix) -> torch.Tensor:
-        total = inner.clipped_sum(gradients)
-        rows = total[: weight.numel()].view_as(weight).to(weight)  # sums of private rows are in float64
+    def sums(gradients: GradientMatrix, total: torch.Tensor | None = None) -> torch.Tensor:
+        part = inner.clipped_sum(gradients)
+        rows = part[: weight.numel()].view_as(weight).to(weight)  # sums of private rows are in float64
         lost = {name: rows - project(rows, *basis) for name, basis in bases.items()}
         errors.append({"step": step, **{name: float(left.norm() / rows.norm()) for name, left in lost.items()}})
-        return total
+        return added(part, total)
 
     return inner._replace(clipped_sum=sums)
 
