@@ -219,7 +219,9 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     m = 0 if public is None else len(public.x)
     n, d = task.units, private.x.shape[1]
     known = task.same_task, task.same_classes
-    return algorithm.derived(Facts(n, d, m, task.classes, several, mu, *known, task.raw, len(task.shape) != 1))
+    features = None if public is None else public.x
+    facts = Facts(n, d, m, task.classes, several, mu, *known, task.raw, len(task.shape) != 1, features)
+    return algorithm.derived(facts)
 
 
 def use_threads(threads: int | None) -> None:

@@ -223,7 +223,7 @@ def whitened_rows(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> lis
     mu = accountant.gaussian_mu(EPSILON, DELTA)
     every = []
     for public in [*candidates.values(), x[:0]]:
-        facts = Facts(min(len(x), MOST), x.shape[1], len(public), classes, False, mu)
+        facts = Facts(min(len(x), MOST), x.shape[1], len(public), classes, False, mu, public=public)
         head = WhitenedHead("whitened_head", k=None, public_labels=PublicLabels.none).derived(facts)
         labelled = Split(public, torch.zeros(len(public), dtype=torch.int64))
         frozen = head.frozen(

@@ -23,6 +23,7 @@ from pubsel.algorithms.whitened_head import (
     directions_of,
     discriminant,
     public_classifier,
+    spread_of,
     whitened,
 )
 from pubsel.cell import derived
@@ -276,6 +277,30 @@ def test_all_features_have_the_share_of_directions_that_public_examples_do_not_s
         want = [math.sqrt(1 - rest) * plain(x), math.sqrt(rest) * LENGTH * centred / centred.norm(dim=1, keepdim=True)]
         torch.testing.assert_close(rows, torch.cat(want[: 1 + (rest > 0)], 1))
     assert build("whitened_head_once").derived(facts._replace(m=2)).rest == 0
+
+
+@pytest.mark.parametrize("m", [20, 100, 3000])
+@pytest.mark.parametrize(("power", "d"), [(0.0, 40), (0.5, 40), (1.0, 400)])
+def test_the_spread_of_directions_is_that_of_the_population_however_few_rows_are_known(m, power, d):
+    """Variances j^-power of d directions, turned at random, so that all features vary alike."""
+    variances = torch.arange(1, d + 1, dtype=torch.float64) ** -power
+    turn = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
+    x = (torch.randn(m, d, dtype=torch.float64) * variances.sqrt()) @ turn
+    want = spread_of((torch.randn(20_000, d, dtype=torch.float64) * variances.sqrt()) @ turn, root=False)
+    assert spread_of(x, root=False) == pytest.approx(want, rel=0.35 if m == 20 else 0.2)
+    assert spread_of(x[:1]) == 0 == spread_of(torch.ones(9, 4))
+
+
+def test_where_all_directions_vary_alike_all_features_count_as_far_as_the_budget_can_tell_classes_apart():
+    flat, steep = torch.randn(1000, 60), torch.randn(1000, 60) * torch.arange(1, 61) ** -2.0
+    facts = Facts(n=2000, d=60, m=1000, classes=10, mu=1.0, public=flat)
+    rests = [build("whitened_head").derived(facts._replace(mu=mu)).rest for mu in (0.01, 0.1, 1.0, math.inf)]
+    assert rests == sorted(rests)
+    assert rests[0] == 0 < rests[1] < rests[2] == rests[3] > 0.8
+    mixed = facts._replace(public=flat @ torch.diag(torch.arange(1, 61) ** -0.5) @ torch.linalg.qr(flat[:60]).Q)
+    assert 0.2 < build("whitened_head").derived(mixed).rest < 0.8
+    assert build("whitened_head").derived(facts._replace(public=steep @ torch.linalg.qr(flat[:60]).Q)).rest == 0
+    assert build("whitened_head_once").derived(facts).rest == 0
 
 
 @pytest.mark.parametrize(("classes", "several"), [(2, False), (10, False), (200, False), (1, True), (14, True)])

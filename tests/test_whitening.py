@@ -134,7 +134,7 @@ def test_the_order_of_candidates_and_of_none():
     private = examples(1000, 0, 0)
     other = examples(300, 20, 2)
     candidates = {"own": examples(300, 0, 1), "other": other, "far": Split(other.x + 3, other.y)}
-    values = measured(private, candidates, epsilon=0.3)
+    values = measured(private, candidates, epsilon=0.1)
     assert list(values) == [*candidates, NONE]
     assert max(values["own"]) < min(values[NONE])
     assert max(values[NONE]) < min(values["other"])

@@ -231,6 +231,7 @@ class Facts(NamedTuple):
     same_classes: bool = True  # no public set is known to have other classes
     raw: int | None = None  # of a table: how many columns, the first ones, have no known scale; None: features
     images: bool = True  # features are of images
+    public: Tensor | None = None  # the public features, [m, d]
 
 
 @dataclass

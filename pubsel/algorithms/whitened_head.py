@@ -12,8 +12,9 @@ correction has as many directions as the budget allows.
 Columns of a table are brought to one scale first (`pubsel.algorithms.columns`): by public data, or by a private
 histogram that counts as some more of the steps. Their roots are not taken.
 
-Where public examples are too few to span as many directions as the budget allows, all features have a share of each row
-(`WhitenedHead.derived`): what is known of their covariance then counts for as much as it is worth.
+All features, unwhitened, have a share of each row (`rest_of`) where public examples are too few to span as many
+directions as the budget allows, and where their covariance says little of which directions matter, since all vary
+alike: then the budget decides, by whether it can tell class means apart in all of them.
 
 The number of directions and steps, the learning rate and the clip norm follow from numbers that are public: how many
 examples and classes there are, and the budget (`Facts`). docs/method.md says how the constants were chosen, and what
@@ -42,6 +43,8 @@ ROW = math.hypot(1, LENGTH)  # with the bias
 EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
 FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
+FLATTEST, FLAT = 0.95, 0.25  # most share of all features; less is not worth their columns
+LOOKED_AT = 2000  # public examples, of which the spread of directions is estimated
 BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
 PRIOR = 0.5  # variance of the public classifier's weights before it sees an example
 CORRECTION = 0.6  # deviation of a logit's noise, if the public classifier is corrected with a large budget
@@ -66,6 +69,18 @@ def class_weights(y: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
+def standardised(public: Tensor, weights: Tensor | None = None, root: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `whitened` finds directions of, float64 [m, d], whose squares sum up to the variances of features;
+    with the mean that was subtracted from their roots, and the scale that they were multiplied by, [d]."""
+    x = roots(public.double()) if root else public.double()
+    weights = x.new_full((len(x),), 1 / len(x)) if weights is None else weights
+    mean = weights @ x
+    deviations = (weights @ (x - mean).square()).sqrt()
+    constant = (x == x[:1]).all(0)  # a constant feature says nothing, though its mean is rounded
+    scale = torch.where(constant, math.inf, deviations) ** -0.5
+    return (x - mean) * scale * weights.sqrt()[:, None], mean, scale
+
+
 def whitened(public: Tensor, k: int, weights: Tensor | None = None, root: bool = True) -> Frozen:
     """Return the map x [n, d] -> [n, k] that public features [m, d] define.
 
@@ -75,14 +90,8 @@ def whitened(public: Tensor, k: int, weights: Tensor | None = None, root: bool =
     [m], with sum 1; None: all weigh the same. root: whether roots are taken. UsageError if the public features do not
     vary.
     """
-    x = roots(public.double()) if root else public.double()
+    x, mean, scale = standardised(public, weights, root)
     m, d = x.shape
-    weights = x.new_full((m,), 1 / m) if weights is None else weights
-    mean = weights @ x
-    deviations = (weights @ (x - mean).square()).sqrt()
-    constant = (x == x[:1]).all(0)  # a constant feature says nothing, though its mean is rounded
-    scale = torch.where(constant, math.inf, deviations) ** -0.5  # [d]
-    x = (x - mean) * scale * weights.sqrt()[:, None]
 
     # Of m examples fewer than features, the Gram matrix is the smaller one of the two with these eigenvalues.
     values, vectors = torch.linalg.eigh(x @ x.T if m < d else x.T @ x)
@@ -134,6 +143,37 @@ def directions_of(facts: Facts) -> int:
     classes = facts.classes + facts.multi_label
     wanted = min(FACTOR * (facts.n * facts.mu / math.sqrt(classes)) ** POWER, MOST)
     return int(min(max(FEWEST, wanted), facts.d))
+
+
+def spread_of(public: Tensor, root: bool = True) -> float:
+    """Return the number of directions that rows like the public ones [m, d] vary in: (sum v)^2 / sum v^2 of the
+    variances v of all directions (the participation ratio), at most d; 0 of less than two rows, or equal ones.
+
+    Of few rows, the squares of variances come out too large. So their sum is that of the squared products of pairs of
+    different rows, whose mean does not depend on how many there are.
+    """
+    x = standardised(public[:: -(-len(public) // LOOKED_AT)], root=root)[0].float()
+    m, d = x.shape
+    total = x.square().sum()
+    if m < 2 or not total > 0:
+        return 0.0
+    products = (x @ x.T if m < d else x.T @ x).square().sum() - x.square().sum(1).square().sum()
+    return min(d, float(total.square() / (products * m / (m - 1)).clamp(min=1e-30)))
+
+
+def rest_of(facts: Facts, spread: float) -> float:
+    """Return the share of a row's squared length for all features by their spread: `spread` / d, as far as a budget
+    can tell classes apart in all of these directions.
+
+    In one of them, of the same variance as the others, class means differ by about 1 / sqrt(spread), and have noise of
+    deviation C / (n mu). The share grows from 0, where the squared ratio is 1, to all of it where it is 10. Below FLAT
+    it is 0: public data then say enough of which directions matter.
+    """
+    if not facts.d or spread / facts.d < FLAT:
+        return 0.0
+    classes = facts.classes + facts.multi_label
+    ratio = (facts.n * facts.mu / classes) ** 2 / spread
+    return min(FLATTEST, spread / facts.d * min(1.0, math.log10(max(ratio, 1.0))))
 
 
 def residual_at_zero(classes: int, multi_label: bool) -> float:
@@ -188,8 +228,8 @@ class WhitenedHead(Clipping):
 
     def derived(self, facts: Facts) -> Self:
         """Return the algorithm for a task: k directions, at most the m - 1 that m public examples less their mean span.
-        If more are wanted, k over that number is the share of a row's squared length that they have, and all features,
-        less their public mean, have the rest."""
+        If more are wanted, k over that number is the share of a row's squared length that they have at most, and all
+        features, less their public mean, have the rest; or the share that their spread says (`rest_of`)."""
         algorithm = copy.copy(self)
         algorithm.facts = facts
         if facts.m == 0 and self.k is not None:
@@ -198,6 +238,10 @@ class WhitenedHead(Clipping):
             wanted, spanned = self.k or directions_of(facts), max(1, facts.m - 1)
             algorithm.k = self.k or min(wanted, spanned)
             algorithm.rest = max(0.0, 1 - spanned / wanted) if self.spreads else 0.0
+            if self.spreads and facts.public is not None:
+                scaling = None if facts.raw is None else columns.by_public(facts.public, facts.raw)
+                spread = spread_of(Frozen().scaled(scaling)(facts.public), root=scaling is None)
+                algorithm.rest = max(algorithm.rest, rest_of(facts, spread))
         return algorithm
 
     def values(self, steps: int) -> dict[str, Any]:

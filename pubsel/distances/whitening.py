@@ -149,7 +149,9 @@ class Whitening(Distance):
 
         def between(name: str, public: Split) -> float:
             features = penultimate(model, public.x) if len(public.x) else x[:0]
-            facts = Facts(self.n or draw.n, x.shape[1], len(features), draw.classes, several, mu)
+            facts = Facts(
+                self.n or draw.n, x.shape[1], len(features), draw.classes, several, mu, public=features.float()
+            )
             head = WhitenedHead("whitened_head", k=None, public_labels=PublicLabels.none).derived(facts)
             try:
                 frozen = head.frozen(Split(features, public.y) if len(features) else None, x.shape[1], random)
