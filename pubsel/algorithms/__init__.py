@@ -137,6 +137,7 @@ class Frozen(nn.Module):
     projection: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
+    middle: Tensor | None
     centre: Tensor | None
     scale: Tensor | None
     limit: Tensor | None
@@ -156,7 +157,7 @@ class Frozen(nn.Module):
         weight, bias = classifier or (None, None)
         for name, tensor in {"shift": shift, "projection": projection, "weight": weight, "bias": bias}.items():
             self.register_buffer(name, tensor)
-        self.scaled(None)
+        self.scaled(None).less(None)
         self.unit, self.root, self.level, self.length, self.rest = unit, root, level, length, rest
 
     def scaled(self, scaling: Scaling | None) -> Self:
@@ -166,11 +167,17 @@ class Frozen(nn.Module):
             self.register_buffer(name, tensor)
         return self
 
+    def less(self, middle: Tensor | None) -> Self:
+        """Return it with `middle` [k] subtracted from rows of norm 1 before they are scaled to their norm. None: it is
+        not."""
+        self.register_buffer("middle", middle)
+        return self
+
     def parts(self) -> dict[str, Any]:
-        """Return the arguments that it is made of, but for a classifier, and its `scaling`."""
+        """Return the arguments that it is made of, but for a classifier, its `scaling` and its `middle`."""
         names = ("shift", "projection", "unit", "root", "level", "length", "rest")
         scaling = None if self.centre is None else (self.centre, self.scale, self.limit)
-        return {name: getattr(self, name) for name in names} | {"scaling": scaling}
+        return {name: getattr(self, name) for name in names} | {"scaling": scaling, "middle": self.middle}
 
     def with_unit(self, unit: bool) -> Self:
         """Return it with rows of norm `length` if `unit`; otherwise as it is."""
@@ -194,6 +201,8 @@ class Frozen(nn.Module):
         z = x if self.projection is None else x @ self.projection
         if self.level:
             z = z - self.level * z.mean(1, keepdim=True)
+        if self.middle is not None:
+            z = nn.functional.normalize(z, dim=1) - self.middle
         parts = [self._scaled(z)]
 
         if self.rest > 0:

@@ -9,6 +9,9 @@ Public labels of the same task weigh the examples of the map, so that rare class
 starting from nothing. That one sees all features, without whitening, which pays only where there is noise; the
 correction has as many directions as the budget allows.
 
+Without public data, a noisy mean of the private rows counts as some more of the steps and is subtracted from them
+(`centred`), where there are enough rows for its noise: rows then differ by what tells them apart.
+
 Columns of a table are brought to one scale first (`pubsel.algorithms.columns`): by public data, or by a private
 histogram that counts as some more of the steps. Their roots are not taken.
 
@@ -34,6 +37,7 @@ from pubsel.algorithms import Facts, FirstRelease, Frozen, Mechanism, Random, Vi
 from pubsel.algorithms.adamix import weight_of
 from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise, steps_by_noise
 from pubsel.data import Split
+from pubsel.gradients.matrix import clip_factors
 from pubsel.messages import UsageError
 from pubsel.settings.keys import ABOUT_PUBLIC_LABELS, PublicLabels
 from pubsel.settings.schema import setting
@@ -51,6 +55,8 @@ CORRECTION = 0.6  # deviation of a logit's noise, if the public classifier is co
 CLIP = 0.7  # of the norm that gradients have at zero weights
 FEWEST_STEPS, MOST_STEPS = 30, 300  # more than the fewest if the learning rate would not be stable
 MOMENTUM = 0.9
+CENTRE = 0.05  # of mu^2, for the mean of private rows if there are no public data
+CENTRED_FROM = 6.0  # n mu over the root of the number of features, from which it is worth its price
 FULL_BATCHES = {
     "epochs": 1.0,
     "batch_size": 10**9,
@@ -143,6 +149,29 @@ def directions_of(facts: Facts) -> int:
     classes = facts.classes + facts.multi_label
     wanted = min(FACTOR * (facts.n * facts.mu / math.sqrt(classes)) ** POWER, MOST)
     return int(min(max(FEWEST, wanted), facts.d))
+
+
+def centred(d: int, n: int, mu: float, level: float) -> FirstRelease:
+    """Return the noisy sum of `roots` of private features [n, d], less `level` times the mean of their row, in rows of
+    norm 1, with the map of rows less their mean, of norm LENGTH, that is made of it.
+
+    Sensitivity 1: a row adds a vector of norm at most 1, less the margin of `clip_factors` for its rounding, or
+    nothing, if it is not finite. mu: that the noise has, 1 over its deviation. Known to be d / (n mu)^2 of the squared
+    norm of the mean, the noise shrinks it to what is expected of it.
+    """
+    plain = Frozen(unit=True, root=True, level=level)
+
+    def clipped_sum(x: Tensor) -> Tensor:
+        rows = plain(x).double()
+        return clip_factors(torch.ones(len(x)), 1.0).to(rows) @ torch.where(rows.isfinite().all(1)[:, None], rows, 0)
+
+    def decode(noisy: Tensor) -> Frozen:
+        mean, noise = noisy / n, d / (n * mu) ** 2
+        signal = max(float(mean.square().sum()) - noise, 0.0)
+        middle = mean * (signal / (signal + noise) if signal else 0.0)
+        return Frozen(unit=True, root=True, level=level, length=LENGTH).less(middle.float())
+
+    return FirstRelease(clipped_sum, decode, 1.0, d)
 
 
 def spread_of(public: Tensor, root: bool = True) -> float:
@@ -250,7 +279,8 @@ class WhitenedHead(Clipping):
         values = {"k": self.k or self.facts.d, "steps": steps, "learning_rate": rate, "clip_norm": self.bound}
         values["public_labels"] = self.labelled
         values |= {"rest": self.rest} if self.rest else {}
-        return values | ({"steps_of_histogram": self.first_steps} if self.first_steps else {})
+        first = "steps_of_histogram" if self.scales else "steps_of_mean"
+        return values | ({first: self.first_steps} if self.released else {})
 
     @property
     def scales(self) -> bool:
@@ -261,13 +291,26 @@ class WhitenedHead(Clipping):
         return raw > 0 and facts.m == 0 and worth
 
     @property
+    def centres(self) -> bool:
+        """Return whether a private mean is subtracted from rows: there are no public data, rows are no table's, and
+        there are enough for the noise."""
+        facts = self.facts
+        worth = facts.n * facts.mu >= CENTRED_FROM * math.sqrt(facts.d)
+        return facts.m == 0 and facts.raw is None and worth
+
+    @property
+    def released(self) -> float:
+        """Return the share of mu^2 of what is released before the steps."""
+        return columns.SHARE if self.scales else CENTRE if self.centres else 0.0
+
+    @property
     def mu(self) -> float:
         """Return the mu that is left for the steps."""
-        return self.facts.mu * math.sqrt(1 - columns.SHARE if self.scales else 1)
+        return self.facts.mu * math.sqrt(1 - self.released)
 
     @property
     def first_steps(self) -> int:
-        return max(1, round(self.steps * columns.SHARE / (1 - columns.SHARE))) if self.scales else 0
+        return max(1, round(self.steps * self.released / (1 - self.released))) if self.released else 0
 
     @property
     def bound(self) -> float:
@@ -320,18 +363,21 @@ class WhitenedHead(Clipping):
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | FirstRelease:
         """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
-        rows of one length; of rows that are no images, less all of the mean but as much as one feature has. Of a table,
-        columns in their scale come first, which a histogram of private rows gives if there are no public ones."""
+        rows of one length, less their private mean (`centred`); of rows that are no images, less all of the mean of the
+        row but as much as one feature has. Of a table, columns in their scale come first, which a histogram of private
+        rows gives if there are no public ones."""
         facts, weights = self.facts, None
         table, raw = facts.raw is not None, facts.raw or 0
         if public is None:
+            mu_of_first = facts.mu * math.sqrt(self.first_steps / (self.steps + self.first_steps))
             if self.scales:
-                mu_of_histogram = facts.mu * math.sqrt(self.first_steps / (self.steps + self.first_steps))
-                return columns.released(raw, d, mu_of_histogram, LENGTH)
+                return columns.released(raw, d, mu_of_first, LENGTH)
             as_it_is = torch.zeros(0), torch.zeros(0), torch.tensor(math.inf)
             scaling = columns.widened(as_it_is, d) if table else None
             # of anyone's features, unlike those of images, the mean of a row may be what tells classes apart
             level = False if table else True if facts.images else 1 - 1 / math.sqrt(d)
+            if self.centres:
+                return centred(d, facts.n, mu_of_first, level)
             return Frozen(unit=True, root=not table, level=level, length=LENGTH).scaled(scaling)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")

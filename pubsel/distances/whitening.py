@@ -158,7 +158,8 @@ class Whitening(Distance):
             except UsageError:
                 same = f"distance=whitening: the features of {name} are the same for all examples: leave it out"
                 raise UsageError(same) from None
-            assert not isinstance(frozen, FirstRelease)  # features have a scale
+            if isinstance(frozen, FirstRelease):  # the mean of private rows, here without noise
+                frozen = frozen.decode(frozen.clipped_sum(x.float()))
             z = nn.functional.pad(frozen(x.float()).double(), (0, 1), value=1.0)  # with the feature of the bias
             return unexplained(z, residuals, halves, descent_of(head), several)
 

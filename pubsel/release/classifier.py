@@ -293,6 +293,7 @@ def _rebuilt(model: Model, facts: Mapping[str, Any], state: Mapping[str, Tensor]
         return linear
     tensors = state.get("frozen.shift"), state.get("frozen.projection")
     frozen = Frozen(*tensors, **facts["frozen"], classifier=classifier).scaled(scaling)
+    frozen.less(state.get("frozen.middle"))
     return nn.Sequential(OrderedDict(frozen=frozen, linear=linear))
 
 
@@ -304,7 +305,8 @@ def example_input(whole: nn.Module, facts: Mapping[str, Any]) -> Tensor:
         return torch.from_numpy(draw.randint(0, 256, (1, *facts["shape"]), dtype=np.uint8))
 
     frozen = getattr(whole, "frozen", None)
-    widths = [len(t) for n in ("projection", "shift", "centre") if (t := getattr(frozen, n, None)) is not None]
+    tensors = [getattr(frozen, name, None) for name in ("projection", "shift", "middle", "centre")]
+    widths = [len(tensor) for tensor in tensors if tensor is not None]
     last = next(module for module in whole.modules() if isinstance(module, nn.Linear))
     width = widths[0] if widths else last.in_features
     return torch.from_numpy(draw.random_sample((1, width)).astype(np.float32))

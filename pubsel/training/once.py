@@ -137,8 +137,8 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: boo
         return noisy_sum(release, task.private.x, noise_multiplier, source, people=task.people).parts()
 
     kept = released_once(cell.folder / "release.pt", secret, draw)
-    scaling = kept.pop("scaling")
-    return Frozen(**kept).scaled(scaling)
+    scaling, middle = kept.pop("scaling"), kept.pop("middle")
+    return Frozen(**kept).scaled(scaling).less(middle)
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
