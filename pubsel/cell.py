@@ -220,7 +220,7 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     n, d = task.units, private.x.shape[1]
     known = task.same_task, task.same_classes
     features = None if public is None else public.x
-    facts = Facts(n, d, m, task.classes, several, mu, *known, task.raw, len(task.shape) != 1, features)
+    facts = Facts(n, d, m, task.classes, several, mu, *known, task.raw, len(task.shape) != 1, features, task.stages)
     return algorithm.derived(facts)
 
 

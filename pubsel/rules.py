@@ -121,6 +121,7 @@ def canonical(settings: RunConfig) -> RunConfig:
     if not (pair.take == Take.train or pair.validation or pair.private_share < 1):
         pair = dataclasses.replace(pair, seed=0)
     check_model(settings.model)
+    settings = dataclasses.replace(settings, model=with_stages(settings.model, algorithm, pair))
 
     check_rate(settings.training, algorithm, settings.model)
     select = compared(settings.select, settings.model)
@@ -244,6 +245,19 @@ def as_chosen(pair: Pair, public: str | None) -> Pair:
     return by_label(pair)[public] if pair.public == AUTO else pair
 
 
+def with_stages(model: Model, algorithm: Algorithm, pair: Pair) -> Model:
+    """Return the model with whether features are of several layers: by default of a network whose features public data
+    bring to one scale."""
+    backbone = model.backbone
+    if backbone is None or backbone.architecture in ("scattering", "pixels", "rows"):
+        return model
+    takes = algorithm.takes_stages and pair.public is not None and not backbone.architecture.startswith("hf:")
+    stages = takes if backbone.stages is None else backbone.stages
+    return dataclasses.replace(
+        model, backbone=dataclasses.replace(backbone, stages=stages if stages or takes else None)
+    )
+
+
 def check_model(model: Model) -> None:
     """Raise UsageError for a setting of the network that changes no result: two runs that differ in it would differ in
     their noise alone."""
@@ -258,7 +272,7 @@ def check_model(model: Model) -> None:
     # pixels are read as they are, and published weights have the names that timm knows
     of_texts = backbone is not None and backbone.architecture.startswith("hf:")
     if backbone is not None and (of_texts or backbone.architecture in ("pixels", "rows")):
-        of_images = ("input_size", "crop", "mean", "std", "interpolation", "scattering")
+        of_images = ("input_size", "crop", "mean", "std", "interpolation", "scattering", "stages")
         for key in ("checkpoint", "prefix", "options", *of_images):
             if getattr(backbone, key) and not (of_texts and key == "checkpoint"):
                 raise UsageError(f"model.backbone.{key}: architecture={backbone.architecture} ignores it: remove it")

@@ -241,6 +241,7 @@ class Facts(NamedTuple):
     raw: int | None = None  # of a table: how many columns, the first ones, have no known scale; None: features
     images: bool = True  # features are of images
     public: Tensor | None = None  # the public features, [m, d]
+    stages: int = 0  # of the features, how many come last and are of stages before the last layer of a network
 
 
 @dataclass
@@ -257,6 +258,7 @@ class Algorithm:
 
     private = True  # False: no noise, no guarantee
     needs_public = True  # False: of a method that reads public data if there are any
+    takes_stages = False  # True: of a method that features of several layers help if there are public data
 
     @property
     def directions(self) -> int | None:

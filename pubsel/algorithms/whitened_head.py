@@ -33,7 +33,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pubsel.algorithms import Facts, FirstRelease, Frozen, Mechanism, Random, View, check_labels, columns, roots
+from pubsel.algorithms import (
+    Facts,
+    FirstRelease,
+    Frozen,
+    Mechanism,
+    Random,
+    Scaling,
+    View,
+    check_labels,
+    columns,
+    roots,
+)
 from pubsel.algorithms.adamix import weight_of
 from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise, steps_by_noise
 from pubsel.data import Split
@@ -48,6 +59,7 @@ EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
 FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
 FLATTEST, FLAT = 0.95, 0.25  # most share of all features; less is not worth their columns
+STAGES = 0.7  # variance of all features of earlier stages of a network, of that of its last layer
 LOOKED_AT = 2000  # public examples, of which the spread of directions is estimated
 BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
 PRIOR = 0.5  # variance of the public classifier's weights before it sees an example
@@ -222,6 +234,7 @@ class WhitenedHead(Clipping):
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
 
     needs_public = False
+    takes_stages = True
     clip = CLIP
     corrects = True  # a public classifier, if there are public labels
     spreads = True  # over all features, if public examples are too few
@@ -268,8 +281,8 @@ class WhitenedHead(Clipping):
             algorithm.k = self.k or min(wanted, spanned)
             algorithm.rest = max(0.0, 1 - spanned / wanted) if self.spreads else 0.0
             if self.spreads and facts.public is not None:
-                scaling = None if facts.raw is None else columns.by_public(facts.public, facts.raw)
-                spread = spread_of(Frozen().scaled(scaling)(facts.public), root=scaling is None)
+                scaling = self.scaling(facts.public)
+                spread = spread_of(Frozen().scaled(scaling)(facts.public), root=facts.raw is None)
                 algorithm.rest = max(algorithm.rest, rest_of(facts, spread))
         return algorithm
 
@@ -385,7 +398,7 @@ class WhitenedHead(Clipping):
             what = f"algorithm.public_labels={self.public_labels.name}"
             check_labels(public.y, facts.classes, facts.multi_label, facts.same_classes, what)
             weights = None if facts.multi_label else class_weights(public.y)
-        scaling = columns.by_public(public.x, raw) if table else None
+        scaling = self.scaling(public.x)
         x = Frozen().scaled(scaling)(public.x)
         frozen = whitened(x, self.k, weights, root=not table)
 
@@ -394,6 +407,20 @@ class WhitenedHead(Clipping):
             whole = Frozen(frozen.shift, unit=True, root=not table, length=LENGTH)
             frozen.weight, frozen.bias = public_classifier(whole(x), public.y, facts.classes)
         return frozen.scaled(scaling)
+
+    def scaling(self, public: Tensor) -> Scaling | None:
+        """Return the scaling of features by public ones [m, d]: of the columns of a table, or of those of a network's
+        earlier stages, whose roots then vary STAGES times as much as those of its last layer; None if there is none."""
+        facts = self.facts
+        if facts.raw is not None:
+            return columns.by_public(public, facts.raw)
+        if not facts.stages:
+            return None
+        last = public.shape[1] - facts.stages
+        variances = roots(public).double().var(0, correction=0)
+        scale = torch.ones(public.shape[1])
+        scale[last:] = max(float(variances[last:].sum() / (STAGES * variances[:last].sum()).clamp(min=1e-30)), 1e-30)
+        return torch.zeros_like(scale), scale, torch.tensor(math.inf)
 
     def width(self, d: int) -> int:
         return super().width(d) + (d if self.rest else 0) + self.offsets

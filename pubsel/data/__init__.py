@@ -104,6 +104,7 @@ class Task(NamedTuple):
     content: str | None = None  # digest of all private examples, before any is left out; None: of a published set
     columns: tuple[Field, ...] = ()  # of a table, if x are its rows, or of features if they are images' or anyone's
     raw: int | None = None  # of a table: how many of the d columns, the first ones, have no known scale
+    stages: int = 0  # of the features of a network, how many come last and are of stages before its last layer
     text: TextInput | None = None  # if the examples are texts
     untested: bool = False  # the test part is made up
 
@@ -330,6 +331,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         content=content,
         columns=source.columns,
         raw=source.raw,
+        stages=source.stages,
         text=opened.text,
         untested=source.untested,
     )

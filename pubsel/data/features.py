@@ -41,6 +41,7 @@ from pubsel.files import (
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
 from pubsel.models import scattering, text_encoder
 from pubsel.models.memory import Held, check_room, check_size, free
+from pubsel.models.stages import Stages
 from pubsel.models.traced import Network, faster
 from pubsel.models.weights import check_timm, digest_of_weights, load_weights, of_timm, weight_file
 from pubsel.settings.identity import digest_of
@@ -78,6 +79,7 @@ class Extractor(NamedTuple):
     device: torch.device
     key: str
     weights: str  # a digest of the network's weights; of scattering its version
+    stages: int = 0  # of the features, how many come last and are of earlier stages of the network
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return features [n, d] of images, of which nothing is kept."""
@@ -136,7 +138,7 @@ def of_source(
                 return features(f"{name} {part}", x, extractor, short, folder, report, known)
 
             result = _changed(with_note, of_part)
-            result = result._replace(weights=extractor.weights)
+            result = result._replace(weights=extractor.weights, stages=extractor.stages)
         _LAST[:] = [source, request, result]
     return _LAST[2]
 
@@ -216,8 +218,12 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     weights = digest_of_weights(net)
     versions = [torch.__version__, timm.__version__]
     network = [name, backbone.options, weights]
-    key = digest_of({"network": network, "how": list(how), "versions": versions})
-    return Extractor(net.to(device), how, device, key, weights)
+    if not backbone.stages:
+        key = digest_of({"network": network, "how": list(how), "versions": versions})
+        return Extractor(net.to(device), how, device, key, weights)
+    whole = Stages(net, name, len(how.mean), how.size)
+    key = digest_of({"network": network, "how": list(how), "versions": versions, "stages": whole.chosen})
+    return Extractor(whole.eval().to(device), how, device, key, weights, whole.width)
 
 
 def _network(backbone: Backbone, pretrained: bool) -> nn.Module:
@@ -284,7 +290,7 @@ def _scattering(backbone: Backbone, device: torch.device, like: Shape | None) ->
     settings = backbone.scattering
     if settings is None:
         raise UsageError("model.backbone.architecture=scattering: take model=scattering, which has its settings")
-    for unused in ("checkpoint", "prefix", "options", "crop", "mean", "std", "interpolation"):
+    for unused in ("checkpoint", "prefix", "options", "crop", "mean", "std", "interpolation", "stages"):
         if getattr(backbone, unused):
             raise UsageError(f"model.backbone.{unused}: architecture=scattering ignores it: remove it")
 

@@ -34,6 +34,7 @@ class Source(NamedTuple):
     findings: tuple[Finding, ...] = ()
     columns: tuple[Field, ...] = ()  # of the rows of a table; empty: features
     raw: int | None = None  # how many of the columns, the first ones, have no known scale; None: features
+    stages: int = 0  # of its features, how many come last and are of stages before the last layer of a network
     texts: Texts | None = None  # that x are the hashed words of
     untested: bool = False  # the test part is made up
 

@@ -245,6 +245,11 @@ class Backbone:
     )
     interpolation: Interpolation | None = setting("how images are resized", default=None)
     scattering: Scattering | None = setting("architecture=scattering: its settings", default=None)
+    stages: bool | None = setting(
+        "a network: features of stages before the last layer too, mean and deviation over positions; null: with "
+        "whitened_head, if there are public data",
+        default=None,
+    )
 
 
 @dataclass
