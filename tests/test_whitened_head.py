@@ -378,8 +378,31 @@ def test_the_noise_of_a_logit_is_the_same_on_every_task(n, epsilon, classes, sev
     spread = float(model(rows).detach().square().mean().sqrt())
     momentum = training.momentum
     kept = math.sqrt(sum((1 - momentum**t) ** 2 for t in range(1, steps + 1)) / steps)  # the start of the momentum
-    assert spread == pytest.approx(NOISE * kept, rel=0.35)  # of 20 to 210 random weights
-    assert spread < 2 * NOISE
+    calibrated = math.sqrt(1 + math.pi * NOISE**2 / 8)
+    assert spread == pytest.approx(NOISE * kept / calibrated, rel=0.35)  # of 20 to 210 random weights
+
+
+def test_probabilities_are_those_on_average_over_the_known_noise():
+    """Logits of a true classifier plus noise of the known deviation, divided as `finish` does."""
+    algorithm = build("whitened_head").derived(Facts(n=3000, d=20, classes=2, mu=0.5))
+    model = at_zero(20, 2)
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+    batch = View(model, LinearGradients(model), None, 2, False, secret, 3000, steps=algorithm.steps)
+    algorithm.finish(batch)
+    factor = float(model.weight[0, 0])
+    assert factor == pytest.approx(1 / math.sqrt(1 + math.pi * NOISE**2 / 8), rel=1e-3)
+
+    true = 2 * torch.randn(10**6, dtype=torch.float64)
+    noisy = true + NOISE * torch.randn(10**6, dtype=torch.float64)
+    happens = (torch.rand(10**6) < true.sigmoid()).double()
+
+    def log_loss(logits):
+        return float(torch.nn.functional.binary_cross_entropy_with_logits(logits, happens))
+
+    assert log_loss(factor * noisy) < log_loss(noisy) - 0.02
+    assert build("whitened_head_once").derived(Facts(n=3000, d=20, m=50)).finish(batch) is None
+    assert float(model.weight[0, 0]) == factor
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,7 @@ class Pretrains(Protocol):
 
 @runtime_checkable
 class Finishes(Protocol):
-    """An algorithm that trains `view.model` in place on public data after the last private step."""
+    """An algorithm that changes `view.model` in place after the last private step, by public data and public facts."""
 
     def finish(self, view: View) -> None: ...
 

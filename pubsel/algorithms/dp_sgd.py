@@ -63,8 +63,15 @@ def rate_by_noise(
     at which gradient descent is stable without noise, at this curvature.
     """
     stable = stable_rate(momentum, curvature)
-    noise = noise_multiplier * bound * row * math.sqrt(steps) / ((1 - momentum) * batch_size)
+    noise = noise_by_rate(row, bound, noise_multiplier, steps, batch_size, momentum)
     return min(deviation / noise, stable) if noise > 0 else stable
+
+
+def noise_by_rate(
+    row: float, bound: float, noise_multiplier: float, steps: int, batch_size: int, momentum: float
+) -> float:
+    """Return the deviation of the noise of all steps in a logit, over the learning rate (`rate_by_noise`)."""
+    return noise_multiplier * bound * row * math.sqrt(steps) / ((1 - momentum) * batch_size)
 
 
 @dataclass

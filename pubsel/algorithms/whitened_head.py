@@ -46,7 +46,7 @@ from pubsel.algorithms import (
     roots,
 )
 from pubsel.algorithms.adamix import weight_of
-from pubsel.algorithms.dp_sgd import NOISE, Clipping, rate_by_noise, steps_by_noise
+from pubsel.algorithms.dp_sgd import NOISE, Clipping, noise_by_rate, rate_by_noise, steps_by_noise
 from pubsel.data import Split
 from pubsel.gradients.matrix import clip_factors
 from pubsel.messages import UsageError
@@ -430,6 +430,18 @@ class WhitenedHead(Clipping):
         plain = self.clipped(view, self.clip_norm(view.classes, view.multi_label))
         rate = self.rate(view.batch_size, view.steps)
         return plain._replace(decode=lambda mean: rate * plain.decode(mean))
+
+    def finish(self, view: View) -> None:
+        """Divide the weights by sqrt(1 + pi s^2 / 8), s the deviation of the noise in a logit, which is known: on
+        average over the noise, sigmoid(a + s z) is about sigmoid of that (MacKay 1992, The Evidence Framework Applied
+        to Classification Networks). No order of classes changes. A correction of a public classifier, which has no
+        noise, stays."""
+        if self.offsets or not self.corrects:  # of a single release the discriminant knows the noise
+            return
+        steps, n = view.steps, view.batch_size
+        spread = noise_by_rate(ROW, self.bound, math.sqrt(steps) / self.mu, steps, n, MOMENTUM) * self.rate(n, steps)
+        for parameter in view.model.parameters():
+            parameter.detach().div_(math.sqrt(1 + math.pi * spread**2 / 8))
 
 
 @dataclass
