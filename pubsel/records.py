@@ -681,8 +681,7 @@ def guarantee_kind(record: dict[str, Any]) -> str:
 def outdated(record: Mapping[str, Any]) -> str:
     """Return why a record's numbers cannot be had from this program, and the remedy; "" if they can."""
     version = record.get("numbers", 0)
-    algorithm = str(((record.get("settings") or {}).get("algorithm") or {}).get("name"))
-    if int(version) == int(NUMBERS) and version >= SINCE.get(algorithm, 0):
+    if int(version) == int(NUMBERS) and version >= SINCE.get(str(record.get("algorithm")), 0):
         return ""
     of = [f"pubsel {(record.get('versions') or {}).get('pubsel') or 'of unknown version'}"]
     of += [f"commit {record['commit'][:10]}"] if record.get("commit") else []

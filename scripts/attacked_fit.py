@@ -39,7 +39,6 @@ from pubsel.commands.fit import divided
 from pubsel.commands.fit import words as words_of_run
 from pubsel.data import Split, Task
 from pubsel.privacy import accountant
-from pubsel.privacy.sampling import Schedule
 from pubsel.release import measurement, quality
 from pubsel.rules import canonical
 from pubsel.selection import coverage
@@ -206,19 +205,18 @@ def with_nothing(split: Split, last: int, label: int) -> Split:
 
 class Program(NamedTuple):
     """`pubsel fit` on features. cell: of the `pubsel run` that it starts, whose folder contains the checkpoint; choice:
-    epsilon of the choice of public data, None without them; schedule, plan: of the training."""
+    epsilon of the choice of public data, None without them; plan: of the training."""
 
     cell: Cell
     choice: float | None
-    schedule: Schedule
     plan: accountant.Plan
 
     @classmethod
     def of(cls, cell: Cell, choice: float | None, units: int) -> Self:
         """Return the program for that number of training units, which alone determines the plan."""
-        schedule, plan, _ = cell.guarantee(units)
+        plan = cell.guarantee(units)[1]
         assert plan is not None
-        return cls(cell, choice, schedule, plan)
+        return cls(cell, choice, plan)
 
     def release(self, data: Data) -> tuple[str, nn.Module, Array]:
         """Return the releases of one run: the name of the chosen set, the model, and the noisy table."""
@@ -233,11 +231,14 @@ class Program(NamedTuple):
 
         # As release.run.train.
         task = task._replace(public=data.candidates.get(chosen))
-        cell, sigma = self.cell.derived(task), self.plan.noise_multiplier
-        prepared = prepare(cell, task, None, in_ledger=False)
-        secret = training_secret(cell, prepared.task, prepared.whole, self.schedule, self.plan)
+        cell = self.cell.derived(task)
+        schedule, plan, first = cell.guarantee(task.units, lambda line: None)
+        assert plan is not None
+        prepared = prepare(cell, task, first, in_ledger=False)
+        (cell.folder / "release.pt").unlink(missing_ok=True)  # of this run alone
+        secret = training_secret(cell, prepared.task, prepared.whole, schedule, plan)
         checkpoint = cell.folder / "checkpoint.pt"
-        job = Job(cell.algorithm, self.schedule, sigma, cell.training, cell.name, checkpoint)
+        job = Job(cell.algorithm, schedule, plan.noise_multiplier, cell.training, cell.name, checkpoint)
         fit(prepared.trains, prepared.task, job, secret)
         checkpoint.unlink()
 

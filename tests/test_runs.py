@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from pubsel import records
 from pubsel.commands import list_runs, replay
 from tests.made import Cli, done, failed
 
@@ -87,7 +88,7 @@ def test_a_run_is_listed_shown_repeated_and_deleted(cli: Cli) -> None:
     path.write_text(json.dumps(record))
     code, out, _ = cli("runs", "state=stale")
     assert (code, names(out)) == (0, [name])
-    why = "made by version 0 of what decides numbers, this is version 1.1: install pubsel "
+    why = f"made by version 0 of what decides numbers, this is version {records.NUMBERS}: install pubsel "
     assert why in cli("runs", "show", name)[1]
     err = failed(cli, "run", f"replay={name}")
     assert err.startswith(f"pubsel: replay={name}: {why}")

@@ -309,12 +309,11 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     validation = held_out_people = None
     if pair.validation:
         validation, held_out_people = side(source.train, table.has(Role.held_out)[~table.test], whose)
-    test, _ = side(source.test, table.has(Role.test)[table.test])
 
     return Task(
         private,
         None if public is None else public.examples,
-        test,
+        side(source.test, table.has(Role.test)[table.test])[0],
         *source[2:6],
         tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
         validation,
