@@ -23,7 +23,9 @@ from pubsel.data.features import embed, load_backbone, of_source
 from pubsel.files import _KNOWN
 from pubsel.messages import LIMITS, ROOM, UsageError, UserError
 from pubsel.models import build
+from pubsel.models.stages import MOST, Stages
 from pubsel.models.traced import as_graph, faster
+from pubsel.rules import canonical
 from pubsel.settings.datasets import dataset_info
 from pubsel.settings.keys import Backbone, Convert, Pair, Take
 from pubsel.settings.schema import check
@@ -652,3 +654,89 @@ def test_features_of_real_images():
     assert found.shape == (64, 1280)
     assert torch.isfinite(found).all()
     assert (found.std(0) > 0).float().mean() > 0.5
+
+
+# Features of several layers
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "layers"),
+    [
+        ("test_efficientnet", 32, None),
+        ("resnet18", 32, ["act1", "layer1", "layer2", "layer3"]),
+        ("mobilenetv2_100", 32, [f"blocks.{i}" for i in range(1, 6)]),
+        ("test_vit", 160, None),
+        ("test_convnext", 64, None),
+    ],
+)
+def test_features_of_stages_follow_those_of_the_last_layer(name, size, layers):
+    torch.manual_seed(0)
+    net = timm.create_model(name, num_classes=0).eval()
+    seen: list[torch.Tensor] = []
+    for layer in layers or []:
+        net.get_submodule(layer).register_forward_hook(lambda *call: seen.append(call[2].clone()))
+    whole, x = Stages(net, name, 3, size).eval(), torch.randn(3, 3, size, size)
+    with torch.no_grad():
+        last = net(x)
+        seen.clear()
+        found = whole(x)
+    assert found.shape == (3, last.shape[1] + whole.width)
+    torch.testing.assert_close(found[:, : last.shape[1]], last)
+    assert 0 < len(whole.chosen) <= MOST
+    moments = [part for output in seen for part in (output.mean((2, 3)), output.flatten(2).std(2, correction=0))]
+    if moments:
+        torch.testing.assert_close(found[:, last.shape[1] :], torch.cat(moments, 1))
+
+
+def test_a_network_that_does_not_return_its_stages_is_refused(monkeypatch):
+    net = torch.nn.Sequential(torch.nn.Flatten())
+    with pytest.raises(UsageError, match=r"architecture=flat: it does not return its stages: set model\.backbone\.sta"):
+        Stages(net, "flat", 3, 8)
+
+
+def test_a_source_has_features_of_stages_and_keeps_them_apart(weights, tmp_path):
+    plain, several = backbone(weights), backbone(weights, stages=True)
+    one, two = (
+        of_source("a", source(pictures(), pictures(3)), each, str(tmp_path), CPU, lambda line: None)
+        for each in (plain, several)
+    )
+    d = one.train.x.shape[1]
+    assert (one.stages, two.stages) == (0, two.train.x.shape[1] - d)
+    assert two.stages > 0
+    torch.testing.assert_close(two.test.x[:, :d], one.test.x)
+    assert len(files(tmp_path / "features")) == 4  # two parts, with and without
+
+
+def test_a_traced_network_gives_its_stages_too(weights, tmp_path):
+    extractor = load_backbone(backbone(weights, stages=True), str(tmp_path), CPU)
+    x = features.network_input(pictures(4), extractor.prepare)
+    with torch.no_grad():
+        torch.testing.assert_close(as_graph(extractor.net, (3, 32, 32), 4)(x), extractor.net(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        (["algorithm=whitened_head"], True),
+        (["algorithm=whitened_head", "model.backbone.stages=false"], False),
+        (["algorithm=whitened_head", "pair.public=null"], None),
+        (["algorithm=whitened_head", "pair.public=null", "model.backbone.stages=true"], True),
+        (["algorithm=pillar"], None),
+        (["algorithm=pillar", "model.backbone.stages=false"], None),
+        (["algorithm=pillar", "model.backbone.stages=true"], True),
+    ],
+)
+def test_stages_are_taken_by_default_where_public_data_bring_them_to_one_scale(words, stages):
+    settings = checked("run", "pair=own_part", "pair.private=flowers5", "model=mobilenetv2_coral", *words)
+    once = canonical(settings)
+    assert once.model.backbone is not None
+    assert once.model.backbone.stages is stages
+    assert canonical(once) == once
+
+
+@pytest.mark.parametrize("model", ["scattering", "pixels", "rows"])
+def test_what_is_no_network_has_no_stages(model, tmp_path):
+    words = ["pair=own_part", "pair.private=digits", f"model={model}", "algorithm=whitened_head"]
+    assert canonical(checked("run", *words)).model.backbone.stages is None
+    with pytest.raises(UsageError, match=rf"model\.backbone\.stages: architecture={model} ignores it: remove it"):
+        load_backbone(canonical(checked("run", *words, "model.backbone.stages=true")).model.backbone, ".", CPU)

@@ -105,11 +105,7 @@ def shipped() -> list[dict]:
     # products of numpy in the older records of PILLAR have an unknown number of threads
     kind = {"private": "flowers5", "model": "scattering"}
     torch = version("torch").partition("+")[0]  # another version rounds otherwise, so its noise is another
-    current = [
-        record
-        for record in CURRENT
-        if kind.items() <= record.items() and record["versions"]["torch"] == torch
-    ]
+    current = [record for record in CURRENT if kind.items() <= record.items() and record["versions"]["torch"] == torch]
     cheap = [record for record in current if record["algorithm"] != "pillar" and record["seconds"] < 2]
     return random.Random(date.today().toordinal()).sample(cheap, min(6, len(cheap)))
 

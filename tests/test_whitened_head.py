@@ -280,6 +280,23 @@ def test_one_row_moves_the_sum_of_rows_by_at_most_one_whatever_it_is():
     assert torch.equal(release.clipped_sum(torch.cat([others, broken])), without)
 
 
+def test_features_of_earlier_stages_vary_as_much_as_those_of_the_last_layer_allow():
+    """Whatever their scale, which no private example decides."""
+    public = torch.cat([features(60, 20), 1e3 * features(60, 10, seed=1)], 1)
+    algorithm = build("whitened_head", k=5).derived(Facts(n=100, d=30, m=60, stages=10, public=public))
+    frozen = algorithm.frozen(Split(public, torch.zeros(60)), 30, secret)
+    assert isinstance(frozen.scale, torch.Tensor)
+    assert torch.equal(frozen.scale[:20], torch.ones(20))
+    variances = roots(public / frozen.scale).double().var(0, correction=0)
+    assert float(variances[20:].sum() / variances[:20].sum()) == pytest.approx(0.7)
+    other = torch.cat([public[:, :20], public[:, 20:] / 1e3], 1)
+    same = build("whitened_head", k=5).derived(Facts(n=100, d=30, m=60, stages=10, public=other))
+    rows = same.frozen(Split(other, torch.zeros(60)), 30, secret)(other)
+    torch.testing.assert_close(frozen(public).abs(), rows.abs(), rtol=1e-3, atol=1e-3)
+    constant = torch.cat([torch.ones(60, 20), public[:, 20:]], 1)
+    assert algorithm.frozen(Split(constant, torch.zeros(60)), 30, secret)(public).isfinite().all()
+
+
 # What follows from the task
 
 
