@@ -188,8 +188,8 @@ def train(cell: Cell) -> dict[str, Any]:
     # settings that follow from the task and the budget, for the record
     follows = cell.algorithm.values(plan.steps) if isinstance(cell.algorithm, Informed) else {}
     if cell.training.learning_rate is None:
-        noise_multiplier = spend.noise_multiplier if spend else 0.0
-        follows["learning_rate"] = rate_of(cell.training, cell.algorithm, plan, noise_multiplier)
+        sigma = spend.noise_multiplier if spend else 0.0
+        follows["learning_rate"] = rate_of(cell.training, cell.algorithm, plan, sigma)
     if follows:
         say("  " + ", ".join(f"{key} {value:.4g}" for key, value in follows.items()))
 
