@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from pubsel import algorithms, data, distances, models, records
-from pubsel.algorithms import Algorithm, Derives, Facts, Solves
+from pubsel.algorithms import Algorithm, Derives, Facts, Informed, Solves
 from pubsel.data import Split, Task, features
 from pubsel.data.convert import Shape
 from pubsel.distances import Build
@@ -207,7 +207,7 @@ def choose_device(device: Device) -> torch.device:
 
 def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     """Return the algorithm with what follows from the task, if it has such settings."""
-    if not isinstance(algorithm, Derives):
+    if not isinstance(algorithm, Informed):
         return algorithm
     private, public = task.private, task.public
     if private.x.dim() != 2:

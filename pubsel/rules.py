@@ -12,8 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import MISSING
 
 from pubsel import algorithms, distances
-from pubsel.algorithms import Algorithm, Derives, Solves
-from pubsel.algorithms.dp_sgd import FixedClipping
+from pubsel.algorithms import Algorithm, Derives, RatedByNoise, Solves
 from pubsel.distances import Releases
 from pubsel.messages import UsageError
 from pubsel.selection.choose import by_features, check_choice, compared
@@ -185,10 +184,10 @@ def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
     # the rate follows from a bound on the gradient: rows of norm 1, and plain SGD
     linear = model.backbone is not None or model.name == "logistic"
     plain = training.optimizer == Optimizer.sgd and training.inverse_decay is None
-    if not (linear and plain and isinstance(algorithm, FixedClipping) and algorithm.unit):
+    if not (linear and plain and isinstance(algorithm, RatedByNoise) and algorithm.unit):
         raise UsageError(
             "training.learning_rate=null is for a linear classifier on rows of norm 1, by plain SGD: take "
-            "algorithm=dp_sgd_clip1, pillar, jl or dp_pca on features, or give a number"
+            "algorithm=dp_sgd_clip1, pillar, jl, dp_pca or adamix on features, or give a number"
         )
 
 

@@ -42,7 +42,8 @@ from torch import Tensor, nn
 
 from pubsel import distances, selection
 from pubsel.algorithms import Facts, FirstRelease
-from pubsel.algorithms.whitened_head import LENGTH, WhitenedHead, residual_at_zero
+from pubsel.algorithms.dp_sgd import residual_at_zero
+from pubsel.algorithms.whitened_head import LENGTH, WhitenedHead
 from pubsel.cell import Cell, through_backbone
 from pubsel.data import Source, Split, Task, open_dataset
 from pubsel.distances import dp_gsd

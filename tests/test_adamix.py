@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.datasets import load_digits
 
 import pubsel.training.loop
-from pubsel.algorithms import View
+from pubsel.algorithms import Facts, View
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around, train_on_public
+from pubsel.algorithms.dp_sgd import curvature
 from pubsel.cell import guarantee
 from pubsel.cli import main
 from pubsel.data import Split, Task
@@ -20,8 +22,9 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule, schedule
-from pubsel.rules import Budget
+from pubsel.rules import Budget, canonical
 from pubsel.settings import CONF
+from pubsel.settings.identity import identity_of
 from pubsel.settings.keys import Training
 from pubsel.training.loop import Job, fit, noisy_mean
 from tests import made
@@ -342,6 +345,198 @@ def test_ppgd(tmp_path):
 def test_public_training_that_diverges_is_one_line():
     with pytest.raises(pubsel.training.loop.UserError, match=r"diverged: lower algorithm\.pretrain_rate"):
         train_on_public(view(linear(zero=True)), PUBLIC, 3, 1e308)
+
+
+# Rates that are null
+
+
+def zeros(d, classes):
+    model = torch.nn.Linear(d, classes)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    return model
+
+
+def descents(rate, m, classes, x, y):
+    """The accuracy, on the rows from the 1,000th on, of training on the first m in `only_public`."""
+    model = zeros(x.shape[1], classes)
+    public = Split(x[:m], y[:m])
+    build("only_public", pretrain_rate=rate).pretrain(view(model, public=public, classes=classes))
+    return float((model(x[1000:]).argmax(1) == y[1000:]).double().mean())
+
+
+def after_relu(classes, seed):
+    """3,000 rows of norm 1 without negative numbers, of classes that overlap."""
+    draw = np.random.RandomState(seed)
+    means, y = 0.15 * draw.standard_normal((classes, 100)), draw.randint(classes, size=3000)
+    x = torch.from_numpy(np.maximum(means[y] + draw.standard_normal((3000, 100)), 0)).float()
+    return torch.nn.functional.normalize(x, dim=1), torch.from_numpy(y)
+
+
+def unit_digits():
+    x, y = load_digits(return_X_y=True)
+    order = np.random.RandomState(0).permutation(len(x))
+    return torch.nn.functional.normalize(torch.from_numpy(x[order]).float(), dim=1), torch.from_numpy(y[order])
+
+
+@pytest.mark.parametrize(("classes", "seed"), [(2, 0), (3, 1)])
+def test_more_public_labels_never_hurt_as_they_do_at_a_fixed_rate(classes, seed):
+    x, y = after_relu(classes, seed)
+    few, some, many = (descents(None, m, classes, x, y) for m in (50, 500, 1000))
+    assert few + 0.05 < some < many
+    assert descents(0.01, 1000, classes, x, y) < descents(0.01, 500, classes, x, y) - 0.02
+
+
+def test_more_public_digits_never_hurt():
+    few, some, many = (descents(None, m, 10, *unit_digits()) for m in (50, 500, 1000))
+    assert 0.8 < few < some - 0.1
+    assert some < many + 0.005  # of 797 digits, 4
+    assert many > 0.95
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.7])
+def test_accelerated_training_on_public_data(decay):
+    """Nesterov's method on the public sum, at the inverse of its largest curvature, written out."""
+    model = linear(zero=True)
+    train_on_public(view(model), PUBLIC, 4, None, decay)
+    w, ahead = np.zeros(P), np.zeros(P)
+    for t in range(4):
+        last, w = w, ahead - (rows_of(ahead, PUBLIC).sum(0) + decay * ahead) / (M + decay)
+        ahead = w + t / (t + 3) * (w - last)
+    np.testing.assert_allclose(weights(model), w, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_no_row_of_norm_one_has_a_larger_curvature(several):
+    """The largest eigenvalue of the Hessian of its loss: the bound is reached at zero weights, with two classes or
+    with any labels, and nowhere exceeded."""
+    torch.manual_seed(0)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits if several else torch.nn.functional.cross_entropy
+    for classes, scale in ((2, 0), (2, 1), (5, 0), (5, 3), (5, 30)):
+        x = torch.cat([torch.nn.functional.normalize(torch.randn(6), dim=0), torch.ones(1)]).double()
+        y = torch.ones(classes).double() if several else torch.tensor(1)
+        w = scale * torch.randn(classes, 7).double()
+        hessian = torch.autograd.functional.hessian(lambda v, x=x, y=y: loss(v @ x, y), w).view(7 * classes, -1)
+        largest, bound = float(torch.linalg.eigvalsh(hessian)[-1]), curvature(classes, several)
+        assert largest <= bound * (1 + 1e-9)
+        if scale == 0 and (several or classes == 2):
+            assert largest == pytest.approx(bound)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
+def test_private_training_ends_no_lower_than_its_public_start(epsilon, tmp_path):
+    """20 times 1,100 private digits after 200 public ones. At the paper's rates and noise, epsilon 0.3 ends far below
+    its start."""
+    x, y = unit_digits()
+    public, test = Split(x[:200], y[:200]), Split(x[1300:], y[1300:])
+    private = Split(x[200:1300].repeat(20, 1), y[200:1300].repeat(20))
+
+    def ends(steps, noise, rate, momentum, **changes):
+        algorithm = build("adamix", rank=None, **changes).derived(Facts(22_000, 64, 200, 10))
+        how = made.training(steps=steps, batch_size=10**6, learning_rate=rate, momentum=momentum, milestones=[])
+        job = Job(algorithm, schedule(22_000, how), noise, how, "name", tmp_path / f"{rate}.pt")
+        task, reached = Task(private, public, test, 10, "accuracy", (), (), ()), []
+        for trained in (algorithm.pretrain, lambda v: fit(v.model, task, job, secret_named())):
+            model = zeros(64, 10)
+            trained(view(model, public=public, classes=10))
+            reached.append(float((model(test.x).argmax(1) == test.y).double().mean()))
+        return reached
+
+    mu = accountant.gaussian_mu(epsilon, 1e-5)
+    start, end = ends(30, math.sqrt(30) / mu, None, 0.9)
+    assert start > 0.9
+    assert end > start - 2 * math.sqrt(start * (1 - start) / len(test.x))
+    if epsilon < 1:
+        start, end = ends(int((20 * mu) ** 2), 20.0, 0.001, 0.0, pretrain_rate=0.01)
+        assert end < start - 0.1
+
+
+@pytest.mark.parametrize(("name", "changes"), [("adamix", {"rank": 5}), ("ngd", {}), ("fully_private", {})])
+def test_the_private_rate_follows_from_the_noise(name, changes):
+    """So that a logit of a row of norm sqrt 2 has noise of the planned deviation after all steps, or no larger than is
+    stable for the sum of private and public gradients."""
+    m = 0 if name == "fully_private" else M
+    algorithm = build(name, **changes).derived(Facts(N, D, m, C))
+    bound = math.sqrt(2 * (1 - 1 / C)) if name == "adamix" else 1.0
+    n_mu = N * math.sqrt(100) / 50
+    deviation = 0.6 / math.sqrt(1 + m * (5 if name == "adamix" else D) * C / n_mu**2) if m else 1.2
+    rate = algorithm.learning_rate(50.0, 100, N, 0.9)
+    assert rate * 50 * bound * math.sqrt(2 * 100) / 0.1 == pytest.approx(deviation)
+    stable = 2 * 1.9 / (1.1 * (N + m) + 0.01)
+    for noise in (0.0, 1e-9):
+        assert algorithm.learning_rate(noise, 100, N, 0.9) == pytest.approx(stable)
+
+
+def test_the_rate_grows_as_the_clip_norm_falls_as_far_as_is_stable():
+    model = linear()
+    norms = np.linalg.norm(rows_of(weights(model), PUBLIC), axis=1)
+    mean = torch.linspace(-1, 1, P, dtype=torch.float64)
+    zero, stable = math.sqrt(2 * (1 - 1 / C)), 2 / (1.1 * (N + M))
+    small, large = zero / norms.min(), zero / norms.max()
+    assert small > 1.1 > 1 > large
+    for quantile, rate, factor in (
+        (1e-4, 1e-9, small),
+        (1e-4, stable / 1.1, 1.1),
+        (1e-4, 2 * stable, 1.0),
+        (1.0, 1e-9, large),
+        (1.0, 2 * stable, large),
+    ):
+        algorithm = build("adamix", rank=None, weight_decay=0.0, quantile=quantile).derived(Facts(N, D, M, C))
+        plain = algorithm.mechanism(view(model), 0).decode(mean)
+        stretched = algorithm.mechanism(view(model, rate=rate), 0).decode(mean)
+        torch.testing.assert_close(stretched, factor * plain, rtol=1e-2, atol=1e-9)
+    fixed = build("ngd", weight_decay=0.0).derived(Facts(N, D, M, C))
+    for v in (view(model), view(model, rate=1e-9)):
+        torch.testing.assert_close(fixed.mechanism(v, 0).decode(mean), mean * N + public_gradient(v.gradients, PUBLIC))
+
+
+OF_PAPER = {
+    "adamix": "82fc97d726",
+    "adamix_clip": "f58da8e865",
+    "adamix_clipping": "2ccfe41af5",
+    "adamix_projection": "3a9210baaa",
+    "ngd": "f360461b66",
+    "fully_private": "d67a5b0fa9",
+    "paragon": "accac976b2",
+    "only_public": "8cc67ee77e",
+    "ppgd": "4772b11cbc",
+}
+
+
+@pytest.mark.parametrize("name", OF_PAPER)
+def test_the_experiments_of_the_paper_have_its_rates(name):
+    """They are the cells that they were before a rate could be null."""
+    settings = canonical(made.checked("run", "+experiment=adamix_mit67", f"algorithm={name}"))
+    rates = [settings.algorithm[key] for key in ("pretrain_rate", "finish_rate") if key in settings.algorithm]
+    assert rates == [5e-5 if name == "adamix_clip" else 0.01]
+    assert settings.training.learning_rate == 0.001
+    assert identity_of(settings).endswith(f"-{OF_PAPER[name]}")
+
+
+def test_a_null_rate_is_for_rows_of_norm_one():
+    for name, key in (("adamix", "pretrain_rate"), ("only_public", "pretrain_rate"), ("ppgd", "finish_rate")):
+        algorithm = build(name, unit=False, **({"rank": 5} if name == "adamix" else {}))
+        with pytest.raises(UsageError, match=rf"algorithm\.{key}=null is for rows of norm 1"):
+            algorithm.frozen(PUBLIC, D, random)
+        build(name, unit=False, **({"rank": 5} if name == "adamix" else {}), **{key: 0.1}).frozen(PUBLIC, D, random)
+
+
+def test_a_record_names_the_rates(folder, capsys):
+    images("tiny.npz", 1)
+    words = "run model=pixels distance=none threads=1 download=false pair.take=train pair.m=20 pair.private=tiny.npz "
+    words += "pair.public=tiny.npz training=head training.steps=5"
+    for name, keys in {
+        "adamix_clipping": {"pretrain_rate": 1 / 20, "learning_rate": None},
+        "ppgd": {"finish_rate": 1 / (20 + 0.1)},
+        "only_public": {"pretrain_rate": 1 / 20},
+    }.items():
+        rate = [] if "learning_rate" in keys else ["training.learning_rate=0.1"]
+        assert main([*words.split(), f"algorithm={name}", f"results={name}", *rate]) == 0, capsys.readouterr().err
+        derived = only_record(name)["derived"]
+        assert derived.keys() == keys.keys()
+        assert all(derived[key] == pytest.approx(value) for key, value in keys.items() if value)
+        said = capsys.readouterr().err
+        assert all(f"{key} {value:.4g}" in said for key, value in derived.items())
 
 
 # The loop

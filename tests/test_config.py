@@ -278,6 +278,24 @@ def test_an_experiment_composes_as_its_header_says(experiment: Path) -> None:
     assert len(set(found)) == len(found) > 0  # no two cells of a sweep are one run
 
 
+@pytest.mark.parametrize("kind", ["none", "imagenet", "anything"])
+@pytest.mark.parametrize(
+    ("private", "n"), [("cifar10", 50_000), ("chexpert", 191_027), ("eyepacs", 35_126), ("imagenet", 1_281_167)]
+)
+def test_a_preset_of_a_benchmark_has_no_public_set_and_a_delta_below_one_over_n(
+    private: str, n: int, kind: str
+) -> None:
+    """Its public data are those that its features come from."""
+    if (private, kind) == ("imagenet", "imagenet"):
+        return
+    settings = canonical(check(RunConfig, compose("run", [f"+experiment=rethinking_{private}_{kind}"])))
+    assert (settings.pair.public, settings.pair.private.partition("_")[0]) == (None, private)
+    assert 0.1 / n < settings.privacy.delta < 1 / n
+    models = {"none": "scattering", "imagenet": "resnet50_sl", "anything": "clip_vit_g14"}
+    assert settings.model.name == models[kind]
+    assert settings.label == {"none": "no_public"}.get(kind, kind)
+
+
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"a": {"b": 1}} -> {"a.b": 1}."""
     found: dict[str, Any] = {}

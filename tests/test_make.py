@@ -110,6 +110,15 @@ def test_how_many_cells_a_table_has(composers: dict[str, make.Composer]) -> None
         assert len(words) == len(set(words)) == count, name
 
 
+@pytest.mark.parametrize("name", ["adamix_ours_flowers5", "adamix_figure2_right_flowers5"])
+def test_the_cells_of_a_paper_are_those_of_the_records(composers: dict[str, make.Composer], name: str) -> None:
+    """Learning rates are those of the paper, as when the records were made."""
+    kept = {record["identity"] for record in results.read_records(CHECKOUT / "results")}
+    for step in make.steps_of(name):
+        if step.command == "run":
+            assert {composers["run"].cell(words).name for words in composers["run"].cells(step.words)} <= kept
+
+
 @pytest.mark.parametrize("name", ["pillar_ours_kagchest", "medical_ours_kagchest_layers", "gsd_table13b"])
 def test_a_changed_copy_is_what_hydra_composes(composers: dict[str, make.Composer], name: str) -> None:
     composer = composers["run"]

@@ -474,6 +474,67 @@ def test_sprxray(tmp_path, edition):
     not_opened("sprxray", tmp_path, r"no sprxray/train_gender.csv", Missing)
 
 
+# --- EyePACS
+
+
+def eyepacs(root):
+    """Both eyes of ten patients, of whom the last three are the test part; the value of an image is its level, and 10
+    for the right eye."""
+    folder = root / "eyepacs"
+    for part, table, patients in (
+        ("train", "trainLabels.csv", range(7)),
+        ("test", "retinopathy_solution.csv", (7, 8, 9)),
+    ):
+        rows = []
+        for patient in patients:
+            for side, eye in enumerate(("left", "right")):
+                level = (patient + side) % 5
+                picture(folder / part / f"{patient}_{eye}.jpeg", level + 10 * side, (48, 32), "RGB")
+                rows.append({"image": f"{patient}_{eye}", "level": level})
+        write_csv(folder / table, [row | ({"Usage": "Private"} if part == "test" else {}) for row in rows])
+    return folder
+
+
+def test_eyepacs_holds_out_patients_with_both_eyes(tmp_path):
+    folder = eyepacs(tmp_path)
+    assert catalogue.present("eyepacs", tmp_path) == "files"
+    source = open_dataset("eyepacs", str(tmp_path), False, "patient")
+    assert source.train.x.shape == (10, 3, 224, 224)
+    assert source.test.x.shape == (4, 3, 224, 224)
+    assert (source.classes, source.metric) == (5, "auc")
+    for split, people in zip((source.train, source.test), source.groups, strict=True):
+        levels, sides = split.x[:, 0, 0, 0] % 10, split.x[:, 0, 0, 0] // 10
+        assert levels.tolist() == split.y.tolist()
+        assert all(sorted(sides[people == person].tolist()) == [0, 1] for person in people.unique())
+    assert not set(source.groups[0].tolist()) & set(source.groups[1].tolist())
+    note = "eyepacs: 4 of 14 images held out as the test set, disjoint by patient, seed 0"
+    assert note in source.notes
+    (folder / "train/0_left.jpeg").unlink()
+    shutil.rmtree(tmp_path / "prepared")
+    not_opened("eyepacs", tmp_path, r"train: 0_left and 0 more of trainLabels.csv are absent")
+    picture(folder / "train/0_left.jpeg", 0, (48, 32), "RGB")
+    write_csv(folder / "trainLabels.csv", [{"image": path.stem, "level": 5} for path in folder.glob("train/*")])
+    not_opened("eyepacs", tmp_path, r"trainLabels.csv: a level must be 0, 1, 2, 3 or 4")
+    (folder / "trainLabels.csv").unlink()
+    not_opened("eyepacs", tmp_path, r"no eyepacs/trainLabels.csv", Missing)
+
+
+def test_eyepacs_with_the_test_part_of_the_competition(tmp_path):
+    folder = eyepacs(tmp_path)
+    source = open_dataset("eyepacs_complete", str(tmp_path), False, "patient")
+    assert (
+        (source.train.x[:, 0, 0, 0] % 10).tolist()
+        == source.train.y.tolist()
+        == [0, 1, 1, 2, 2, 3, 3, 4, 4, 0, 0, 1, 1, 2]
+    )
+    assert (source.test.x[:, 0, 0, 0] % 10).tolist() == source.test.y.tolist() == [2, 3, 3, 4, 4, 0]
+    train, test = source.groups
+    assert (len(train.unique()), len(test.unique())) == (7, 3)
+    (folder / "retinopathy_solution.csv").unlink()
+    shutil.rmtree(tmp_path / "prepared")
+    not_opened("eyepacs_complete", tmp_path, r"no eyepacs/retinopathy_solution.csv", Missing)
+
+
 # --- class folders
 
 

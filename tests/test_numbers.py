@@ -44,6 +44,7 @@ FEATURES = (
     f"{HERE} pair=own_part pair.private=digits pair.m=60 model=scattering distance=none epsilon=2 "
     "label=golden pair.private_share=0.3 pair.validation=0.2"
 )
+RATE = "algorithm.pretrain_rate=0.01"
 CELLS = {
     "dp_sgd": f"{NETWORK} algorithm=dp_sgd pair.public=null",
     "gep": f"{NETWORK} algorithm=gep algorithm.k=20",
@@ -57,9 +58,9 @@ CELLS = {
     "jl": f"{FEATURES} algorithm=jl algorithm.k=20 training=head",
     "dp_pca": f"{FEATURES} algorithm=dp_pca algorithm.k=10 training=head",
     "dp_raft": f"{FEATURES} algorithm=dp_raft training=dp_raft",
-    "adamix": f"{FEATURES} algorithm=adamix training=adamix privacy=adamix algorithm.rank=null",
-    "ppgd": f"{FEATURES} pair.seed=1 algorithm=ppgd training=adamix privacy=adamix",
-    "only_public": f"{FEATURES} algorithm=only_public training=adamix privacy=adamix",
+    "adamix": f"{FEATURES} algorithm=adamix training=adamix privacy=adamix algorithm.rank=null {RATE}",
+    "ppgd": f"{FEATURES} pair.seed=1 algorithm=ppgd training=adamix privacy=adamix algorithm.finish_rate=0.01",
+    "only_public": f"{FEATURES} algorithm=only_public training=adamix privacy=adamix {RATE}",
     "whitened_head": f"{FEATURES} algorithm=whitened_head",
     "whitened_head_once": f"{FEATURES} algorithm=whitened_head_once",
 }

@@ -9,10 +9,9 @@ import torch
 
 import pubsel.release.run
 from pubsel.algorithms import Facts, View, roots
-from pubsel.algorithms.dp_sgd import NOISE
+from pubsel.algorithms.dp_sgd import CORRECTION, NOISE
 from pubsel.algorithms.whitened_head import (
     CLIP,
-    CORRECTION,
     EXPONENT,
     FEWEST,
     LENGTH,

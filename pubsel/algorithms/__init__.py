@@ -78,6 +78,7 @@ class View(NamedTuple):
     steps: int = 1  # in all
     same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
     same_classes: bool = True  # no public set is known to have other classes
+    rate: float | None = None  # the learning rate, if it follows from the noise (`RatedByNoise`)
 
     def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
         """Return the labels of the public images for a method that takes random ones too: drawn anew for each `redraw`,
@@ -377,16 +378,25 @@ def map_of(algorithm: Algorithm, public: Split | None, d: int, random: Random) -
 
 
 @runtime_checkable
-class Derives(Protocol):
-    """An algorithm that derives its settings from the public `Facts` of the task."""
+class Informed(Protocol):
+    """An algorithm on features that derives some of its settings from the public `Facts` of the task."""
+
+    def derived(self, facts: Facts) -> Self:
+        """Return the algorithm for one task."""
+        ...
+
+    def values(self, steps: int) -> dict[str, Any]:
+        """Return the settings of a derived algorithm, for the record; steps: of the training."""
+        ...
+
+
+@runtime_checkable
+class Derives(Informed, Protocol):
+    """An algorithm that derives its training from the public `Facts` of the task too."""
 
     @property
     def training(self) -> Mapping[str, Any]:
         """Return the settings of training that replace all others."""
-        ...
-
-    def derived(self, facts: Facts) -> Self:
-        """Return the algorithm for one task."""
         ...
 
     @property
@@ -394,9 +404,12 @@ class Derives(Protocol):
         """Return the number of steps of a derived algorithm."""
         ...
 
-    def values(self, steps: int) -> dict[str, Any]:
-        """Return the settings of a derived algorithm, for the record; steps: of the training."""
-        ...
+
+@runtime_checkable
+class RatedByNoise(Protocol):
+    """An algorithm whose learning rate may follow from the noise."""
+
+    def learning_rate(self, noise_multiplier: float, steps: int, batch_size: int, momentum: float) -> float: ...
 
 
 @runtime_checkable

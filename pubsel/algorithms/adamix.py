@@ -1,24 +1,43 @@
 """AdaMix. Golatkar, Achille, Wang, Roth, Kearns, Soatto: Mixed Differential Privacy in Computer Vision, CVPR 2022,
 arXiv:2203.11481, Algorithm 2; with its ablations (NGD, fully private) and its baseline that uses public data alone.
 
-Losses, gradients and learning rates are of SUMS over examples, as in the paper.
+Losses, gradients and learning rates are of SUMS over examples, as in the paper. A rate that is null follows from the
+curvature of the sum, which grows with the number of examples, so that more of them never make a step too long.
 """
 
+import copy
+import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.algorithms import Frozen, Mechanism, Random, View, weighted_rows
-from pubsel.algorithms.dp_sgd import Clipping, clip_weights
+from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, weighted_rows
+from pubsel.algorithms.dp_sgd import (
+    NOISE,
+    ROW,
+    STABLE,
+    Clipping,
+    clip_weights,
+    curvature,
+    noise_of_correction,
+    rate_by_noise,
+    residual_at_zero,
+    stable_rate,
+)
 from pubsel.data import Split
 from pubsel.gradients.matrix import Engine
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import MOST_EPOCHS
 from pubsel.settings.schema import setting
 
+ABOUT_RATE = (
+    "learning rate of {}, for summed gradients; null: accelerated descent, whose rate follows from the number of "
+    "public examples"
+)
 Centre = Enum("Centre", ["zero", "start"])
 
 
@@ -38,15 +57,26 @@ def public_gradient(gradients: Engine, public: Split, norms: list[Tensor] | None
     return total.to(parameter.dtype)
 
 
-def train_on_public(view: View, public: Split, epochs: int, rate: float, weight_decay: float = 0.0) -> None:
-    """Run full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place."""
-    start = flat_weights(view.model)
-    for _ in range(epochs):
-        w = flat_weights(view.model)
-        w -= rate * (public_gradient(view.gradients, public) + weight_decay * (w - start))
+def public_rate(m: int, classes: int, multi_label: bool, weight_decay: float) -> float:
+    """Return the learning rate for the summed loss of m public rows of norm 1, the inverse of its largest curvature."""
+    return 1 / (m * curvature(classes, multi_label) + weight_decay)
+
+
+def train_on_public(view: View, public: Split, epochs: int, rate: float | None, weight_decay: float = 0.0) -> None:
+    """Run full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place.
+
+    rate: null: accelerated (Nesterov 1983) at `public_rate`, with which it converges whatever the rows are."""
+    accelerated = rate is None
+    rate = rate or public_rate(len(public.x), view.classes, view.multi_label, weight_decay)
+    start = w = flat_weights(view.model)
+    for t in range(epochs):
+        ahead = flat_weights(view.model)
+        last, w = w, ahead - rate * (public_gradient(view.gradients, public) + weight_decay * (ahead - start))
         if not w.isfinite().all():
             raise UserError("training on public data diverged: lower algorithm.pretrain_rate or algorithm.finish_rate")
-        nn.utils.vector_to_parameters(w, view.model.parameters())
+        ahead = w + t / (t + 3) * (w - last) if accelerated else w
+        nn.utils.vector_to_parameters(ahead, view.model.parameters())
+    nn.utils.vector_to_parameters(w, view.model.parameters())
 
 
 def one_pass(view: View, public: Split, convexity: float, radius: float) -> None:
@@ -93,7 +123,29 @@ class OnFeatures(Clipping):
 
     unit: bool = setting("scale features to unit norm")
 
+    facts = Facts()  # of no task; `derived` has those of one
+
+    @property
+    def null_rate(self) -> tuple[str, float] | None:
+        """Return the key of the learning rate on public data, if it is null, and the weight decay of that training."""
+        return None
+
+    def derived(self, facts: Facts) -> Self:
+        algorithm = copy.copy(self)
+        algorithm.facts = facts
+        return algorithm
+
+    def values(self, steps: int) -> dict[str, Any]:
+        """Return the learning rate on public data, if it is null, for the record."""
+        if self.null_rate is None:
+            return {}
+        key, decay = self.null_rate
+        return {key: public_rate(self.facts.m, self.facts.classes, self.facts.multi_label, decay)}
+
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
+        if self.null_rate is not None and not self.unit:
+            key = f"algorithm.{self.null_rate[0]}"
+            raise UsageError(f"{key}=null is for rows of norm 1: set algorithm.unit=true, or give a number")
         return Frozen(unit=self.unit)
 
 
@@ -104,7 +156,7 @@ class AdaMix(OnFeatures):
     pretrain_epochs: int = setting(
         "full-batch epochs on public data before private training", at_least=0, at_most=MOST_EPOCHS
     )
-    pretrain_rate: float = setting("learning rate of pretrain_epochs, for summed gradients", over=0)
+    pretrain_rate: float | None = setting(ABOUT_RATE.format("pretrain_epochs"), over=0)
     one_pass: float | None = setting(
         "pre-train by one pass over public data with this strong convexity (Algorithm 3); null: by pretrain_epochs",
         over=0,
@@ -120,6 +172,41 @@ class AdaMix(OnFeatures):
     def uses_public(self) -> bool:
         starts = self.pretrain_epochs > 0 or self.one_pass is not None
         return starts or self.public_gradient or self.clip_norm is None or self.rank is not None
+
+    @property
+    def null_rate(self) -> tuple[str, float] | None:
+        pretrains = self.pretrain_epochs > 0 and self.one_pass is None
+        return ("pretrain_rate", 0.0) if pretrains and self.pretrain_rate is None else None
+
+    def learning_rate(self, noise_multiplier: float, steps: int, batch_size: int, momentum: float) -> float:
+        """Return the learning rate for summed gradients that follows from the noise (`rate_by_noise`), for the clip
+        norm of zero weights if public gradients set it (`stretch`). After public examples, private ones correct a
+        classifier (`noise_of_correction`)."""
+        deviation, facts = NOISE, self.facts
+        if facts.m > 0:
+            n_mu = batch_size * math.sqrt(steps) / noise_multiplier if noise_multiplier > 0 else math.inf
+            deviation = noise_of_correction(n_mu, facts.m, self.rank or facts.d, facts.classes)
+        largest = self.largest_curvature(batch_size)
+        return rate_by_noise(ROW, self.first_bound, noise_multiplier, steps, 1, momentum, largest, deviation)
+
+    def stretch(self, view: View, bound: float) -> float:
+        """Return the factor of the learning rate with clip norm `bound`, if the rate follows from the noise: the noise
+        is in proportion to the clip norm. At most what is stable."""
+        if view.rate is None:
+            return 1.0
+        stable = stable_rate(0.0, self.largest_curvature(view.batch_size)) / view.rate
+        return min(self.first_bound / bound, max(1.0, stable))
+
+    @property
+    def first_bound(self) -> float:
+        """Return the clip norm, or, if public gradients set it, the norm of all gradients at zero weights."""
+        return self.clip_norm or ROW * residual_at_zero(self.facts.classes, self.facts.multi_label)
+
+    def largest_curvature(self, batch_size: int) -> float:
+        """Return the largest curvature of the loss summed over a batch, and over public examples if their gradient is
+        added."""
+        summed = batch_size + (self.facts.m if self.public_gradient else 0)
+        return STABLE * summed * curvature(self.facts.classes, self.facts.multi_label) + self.weight_decay
 
     def numbers(self, view: View) -> int:
         return 4 * view.gradients.size
@@ -168,9 +255,9 @@ class AdaMix(OnFeatures):
             return torch.cat([weights.flatten(-2), rows[..., c * d :]], dim=-1)
 
         # clipped and summed as by DP-SGD: what public data adds is added after the noise
-        plain = self.clipped(view, bound)
+        plain, factor = self.clipped(view, bound), self.stretch(view, bound)
         return plain._replace(
-            decode=lambda mean: projected(plain.decode(mean * view.batch_size)) + shift,
+            decode=lambda mean: factor * (projected(plain.decode(mean * view.batch_size)) + shift),
             contributions=lambda gradients: projected(weighted_rows(gradients, clip_weights(gradients, bound))),
         )
 
@@ -209,12 +296,16 @@ class OnlyPublic(OnFeatures):
     """Settings of training on public data only: private examples are not read, so the guarantee is epsilon 0."""
 
     pretrain_epochs: int = setting("full-batch epochs on public data", at_least=1, at_most=MOST_EPOCHS)
-    pretrain_rate: float = setting("learning rate of pretrain_epochs, for summed gradients", over=0)
+    pretrain_rate: float | None = setting(ABOUT_RATE.format("pretrain_epochs"), over=0)
     weight_decay: float = setting("weight decay lambda, for the summed loss", at_least=0)
 
     def sensitivity(self) -> float:
         """Return 0: no private example is read."""
         return 0.0
+
+    @property
+    def null_rate(self) -> tuple[str, float] | None:
+        return ("pretrain_rate", self.weight_decay) if self.pretrain_rate is None else None
 
     def pretrain(self, view: View) -> None:
         train_on_public(view, view.labelled(self.name), self.pretrain_epochs, self.pretrain_rate, self.weight_decay)

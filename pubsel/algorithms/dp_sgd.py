@@ -12,6 +12,9 @@ from pubsel.gradients.matrix import GradientMatrix, clip_factors
 from pubsel.settings.schema import setting
 
 NOISE = 1.2  # deviation of a logit's noise after all steps, if momentum needed no steps to build up
+CORRECTION = 0.6  # the same, if a public classifier is corrected with a large budget
+ROW = math.sqrt(2)  # norm of a row of norm 1 with the constant feature of the bias
+STABLE = 1.1  # curvature over its bound: at the bound gradient descent would oscillate
 
 
 def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
@@ -24,6 +27,30 @@ def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None
 def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
     """Sum the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
     return sum_of_rows(gradients, clip_weights(gradients, bound, columns), columns)
+
+
+def curvature(classes: int, multi_label: bool) -> float:
+    """Return the largest curvature of the loss of one row of norm 1. In the logits, that of cross-entropy is at most
+    1/2, since it is a variance of their direction; that of one of L labels, whose mean is taken, at most 1/4. In the
+    weights it is multiplied by the squared norm of the row, which is 2 with the bias."""
+    return ROW**2 / (4 * classes if multi_label else 2)
+
+
+def residual_at_zero(classes: int, multi_label: bool) -> float:
+    """Return the norm of the residual of an example at zero weights, p - y: sqrt(1 - 1/C) with probabilities 1/C of C
+    classes; with L labels, whose loss is their mean, L numbers of 1 / (2 L)."""
+    return 1 / (2 * math.sqrt(classes)) if multi_label else math.sqrt(1 - 1 / classes)
+
+
+def noise_of_correction(n_mu: float, m: int, k: int, classes: int) -> float:
+    """Return the deviation of the noise in a logit after all steps that correct a public classifier.
+
+    The more it knows, the less its correction is worth. In one of k directions, the m / C public examples of a class,
+    with variance 1 / k each, give its mean with variance C / (m k); a release of the sum of the private ones gives it
+    with variance (C / (n mu))^2. The noise is CORRECTION times the root of the share that the second has of the
+    precision of both."""
+    public_over_private = m * k * classes / n_mu**2  # of the precisions
+    return CORRECTION / math.sqrt(1 + public_over_private)
 
 
 def stable_rate(momentum: float, curvature: float) -> float:
@@ -104,9 +131,8 @@ class FixedClipping(Clipping):
 
     def learning_rate(self, noise_multiplier: float, steps: int, batch_size: int, momentum: float) -> float:
         """Return the learning rate that follows from the noise for a linear classifier on rows of norm 1
-        (`rate_by_noise`): with the bias they have norm sqrt(2), so cross-entropy has a curvature of at most 1, at which
-        gradient descent would oscillate."""
-        return rate_by_noise(math.sqrt(2), self.clip_norm, noise_multiplier, steps, batch_size, momentum, 1.1)
+        (`rate_by_noise`): cross-entropy has a `curvature` of at most 1."""
+        return rate_by_noise(ROW, self.clip_norm, noise_multiplier, steps, batch_size, momentum, STABLE)
 
 
 @dataclass

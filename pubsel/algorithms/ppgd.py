@@ -5,7 +5,7 @@ then public training that stays near its result. Gradients and learning rates ar
 from dataclasses import dataclass
 
 from pubsel.algorithms import Mechanism, View
-from pubsel.algorithms.adamix import OnFeatures, public_gradient, train_on_public
+from pubsel.algorithms.adamix import ABOUT_RATE, OnFeatures, public_gradient, train_on_public
 from pubsel.settings.keys import MOST_EPOCHS
 from pubsel.settings.schema import setting
 
@@ -18,10 +18,14 @@ class PPGD(OnFeatures):
     finish_epochs: int = setting(
         "full-batch epochs on public data after private training", at_least=0, at_most=MOST_EPOCHS
     )
-    finish_rate: float = setting("learning rate of these epochs, for summed gradients", over=0)
+    finish_rate: float | None = setting(ABOUT_RATE.format("finish_epochs"), over=0)
     reuse: float = setting(
         "penalty reuse / 2 |w - w_private|^2, which keeps the weights near the private result", at_least=0
     )
+
+    @property
+    def null_rate(self) -> tuple[str, float] | None:
+        return ("finish_rate", self.reuse) if self.finish_rate is None and self.finish_epochs > 0 else None
 
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD: the clip norm is that of public gradients. What follows after training is

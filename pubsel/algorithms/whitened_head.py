@@ -46,7 +46,15 @@ from pubsel.algorithms import (
     roots,
 )
 from pubsel.algorithms.adamix import weight_of
-from pubsel.algorithms.dp_sgd import NOISE, Clipping, noise_by_rate, rate_by_noise, steps_by_noise
+from pubsel.algorithms.dp_sgd import (
+    NOISE,
+    Clipping,
+    noise_by_rate,
+    noise_of_correction,
+    rate_by_noise,
+    residual_at_zero,
+    steps_by_noise,
+)
 from pubsel.data import Split
 from pubsel.gradients.matrix import clip_factors
 from pubsel.messages import UsageError
@@ -63,7 +71,6 @@ STAGES = 0.7  # variance of all features of earlier stages of a network, of that
 LOOKED_AT = 2000  # public examples, of which the spread of directions is estimated
 BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
 PRIOR = 0.5  # variance of the public classifier's weights before it sees an example
-CORRECTION = 0.6  # deviation of a logit's noise, if the public classifier is corrected with a large budget
 CLIP = 0.7  # of the norm that gradients have at zero weights
 FEWEST_STEPS, MOST_STEPS = 30, 300  # more than the fewest if the learning rate would not be stable
 MOMENTUM = 0.9
@@ -217,12 +224,6 @@ def rest_of(facts: Facts, spread: float) -> float:
     return min(FLATTEST, spread / facts.d * min(1.0, math.log10(max(ratio, 1.0))))
 
 
-def residual_at_zero(classes: int, multi_label: bool) -> float:
-    """Return the norm of the residual of an example at zero weights, p - y: sqrt(1 - 1/C) with probabilities 1/C of C
-    classes; with L labels, whose loss is their mean, L numbers of 1 / (2 L)."""
-    return 1 / (2 * math.sqrt(classes)) if multi_label else math.sqrt(1 - 1 / classes)
-
-
 @dataclass
 class WhitenedHead(Clipping):
     """Settings of gradient descent on whitened features: it chooses its own steps, batches, learning rate and clip
@@ -359,17 +360,11 @@ class WhitenedHead(Clipping):
 
     @property
     def deviation(self) -> float:
-        """Return the deviation of the noise in a logit after all steps.
-
-        The more the public classifier knows, the less its correction is worth. In one direction, the m / C public
-        examples of a class, with variance 1 / k each, give its mean with variance C / (m k); a release of the sum of
-        the private ones gives it with variance (C / (n mu))^2. The noise is CORRECTION times the root of the share that
-        the second has of the precision of both."""
+        """Return the deviation of the noise in a logit after all steps."""
         if not self.offsets:
             return NOISE
         n, _, m, classes = self.facts[:4]
-        public_over_private = m * (self.k or 1) * classes / (n * self.facts.mu) ** 2  # of the precisions
-        return CORRECTION / math.sqrt(1 + public_over_private)
+        return noise_of_correction(n * self.facts.mu, m, self.k or 1, classes)
 
     def numbers(self, view: View) -> int:
         return 0

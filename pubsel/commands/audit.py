@@ -4,7 +4,6 @@ The audit trains anew, with canaries among the private examples; how it does tha
 privacy of its own, so what it trains is thrown away.
 """
 
-import dataclasses
 import math
 import tempfile
 import time
@@ -33,7 +32,7 @@ from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.rules import AUTO, canonical, check_pair
-from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, Training, of_run
+from pubsel.settings.keys import POOL, Audit, AuditConfig, AuditKind, of_run
 from pubsel.training.evaluation import logits
 from pubsel.training.loop import Job, Progress, engine, fit, on_device, rate_of
 from pubsel.training.once import Prepared, prepare, solve, training_secret
@@ -137,7 +136,7 @@ class Planned(NamedTuple):
 
     cell: Cell
     what: str
-    training: Training  # with the learning rate of the run, which the positive control has too
+    rate: float  # the learning rate of the run, which the positive control has too
     schedule: Schedule
     plan: Plan | None
     first: Plan | None
@@ -156,7 +155,7 @@ class Planned(NamedTuple):
         assert self.plan is not None
         cell, checkpoint = self.cell, self.cell.folder / "checkpoint.pt"
         noise_multiplier = self.plan.noise_multiplier
-        job = Job(algorithm, self.schedule, noise_multiplier, self.training, cell.name, checkpoint)
+        job = Job(algorithm, self.schedule, noise_multiplier, cell.training, cell.name, checkpoint, self.rate)
         fit(prepared.trains, prepared.task, job, self.secret(prepared), _report, gradients)
 
 
@@ -165,11 +164,8 @@ def _planned(audited: Audited, what: str, task: Task, weaker: bool) -> tuple[Pla
     training and before. weaker: the positive control, with a third of the noise, drawn from other streams."""
     cell = audited.cell
     schedule, plan, first = cell.guarantee(audited.task.units)
-    training = cell.training
-    if training.learning_rate is None:
-        rate = rate_of(training, cell.algorithm, schedule, plan.noise_multiplier if plan else 0.0)
-        training = dataclasses.replace(training, learning_rate=rate)
-    planned = Planned(cell, what, training, schedule._replace(n=task.units), plan, first)
+    rate = rate_of(cell.training, cell.algorithm, schedule, plan.noise_multiplier if plan else 0.0)
+    planned = Planned(cell, what, rate, schedule._replace(n=task.units), plan, first)
     if weaker:
         less = [part and part._replace(noise_multiplier=part.noise_multiplier * CONTROL) for part in (plan, first)]
         planned = planned._replace(what=f"{what} control", plan=less[0], first=less[1])

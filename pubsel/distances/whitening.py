@@ -42,7 +42,8 @@ import torch
 from torch import Tensor, nn
 
 from pubsel.algorithms import Facts, FirstRelease
-from pubsel.algorithms.whitened_head import MOMENTUM, WhitenedHead, residual_at_zero
+from pubsel.algorithms.dp_sgd import residual_at_zero
+from pubsel.algorithms.whitened_head import MOMENTUM, WhitenedHead
 from pubsel.data import Split
 from pubsel.distances import Between, Distance, Draw
 from pubsel.distances.inputs import class_numbers, penultimate

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel import distances, records
-from pubsel.algorithms import Derives, Solves
+from pubsel.algorithms import Informed, Solves
 from pubsel.cell import Cell, given_weights, load_task, map_split, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
@@ -185,7 +185,11 @@ def train(cell: Cell) -> dict[str, Any]:
     before = Before(plan, spend, first, parts)
     needs.check_memory(cell, task, plan, unmeasured(cell, task))
 
-    follows = _following(cell, plan, spend)
+    # settings that follow from the task and the budget, for the record
+    follows = cell.algorithm.values(plan.steps) if isinstance(cell.algorithm, Informed) else {}
+    if cell.training.learning_rate is None:
+        sigma = spend.noise_multiplier if spend else 0.0
+        follows["learning_rate"] = rate_of(cell.training, cell.algorithm, plan, sigma)
     if follows:
         say("  " + ", ".join(f"{key} {value:.4g}" for key, value in follows.items()))
 
@@ -223,16 +227,6 @@ def _check_deltas(cell: Cell, task: Task) -> None:
     accountant.check_delta(budget.delta, task.units, budget.weak)
     if budget.measure and task.validation is not None:
         accountant.check_delta(budget.delta, task.held_out_units, budget.weak)
-
-
-def _following(cell: Cell, plan: Schedule, spend: accountant.Plan | None) -> dict[str, Any]:
-    """Return the settings that follow from the task and the budget, for the record."""
-    if isinstance(cell.algorithm, Derives):
-        return cell.algorithm.values(plan.steps)
-    training, noise_multiplier = cell.training, spend.noise_multiplier if spend else 0.0
-    if training.learning_rate is not None:
-        return {}
-    return {"learning_rate": rate_of(training, cell.algorithm, plan, noise_multiplier)}
 
 
 def _loaded(cell: Cell) -> Task:

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pubsel.algorithms import Algorithm, Finishes, FirstRelease, Frozen, Mechanism, Pretrains, View
-from pubsel.algorithms.dp_sgd import FixedClipping
+from pubsel.algorithms import Algorithm, Finishes, FirstRelease, Frozen, Mechanism, Pretrains, RatedByNoise, View
 from pubsel.data import Split, Task
 from pubsel.files import give_back, plain, sent, unreadable, whole
 from pubsel.gradients.book_keeping import BookKeeping
@@ -148,8 +147,11 @@ def public_stream(name: str) -> Callable[[str, int], np.random.Generator]:
     return lambda purpose, step: stream(name, f"public {purpose}", step)
 
 
-def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, plan: Schedule) -> View:
-    """Return what the algorithm of the run `name` may see of a task."""
+def view_of(
+    model: nn.Module, gradients: Engine, task: Task, name: str, plan: Schedule, rate: float | None = None
+) -> View:
+    """Return what the algorithm of the run `name` may see of a task. rate: the learning rate, if it follows from the
+    noise."""
     return View(
         model,
         gradients,
@@ -161,12 +163,14 @@ def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, plan: Sc
         steps=plan.steps,
         same_task=task.same_task,
         same_classes=task.same_classes,
+        rate=rate,
     )
 
 
 class Job(NamedTuple):
     """One training, as planned. name: of the run; it determines what the algorithm draws, and depends on no private
-    example, since the algorithm must not either. checkpoint: the file that a killed run resumes from."""
+    example, since the algorithm must not either. checkpoint: the file that a killed run resumes from. rate: in place of
+    the learning rate that follows from this noise."""
 
     algorithm: Algorithm
     schedule: Schedule
@@ -174,18 +178,24 @@ class Job(NamedTuple):
     training: Training
     name: str
     checkpoint: Path
+    rate: float | None = None
 
     @property
     def learning_rate(self) -> float:
         """Return training.learning_rate; if it is null, what the noise allows."""
-        return rate_of(self.training, self.algorithm, self.schedule, self.noise_multiplier)
+        return self.rate or rate_of(self.training, self.algorithm, self.schedule, self.noise_multiplier)
+
+    @property
+    def rate_by_noise(self) -> float | None:
+        """Return what the noise allows if training.learning_rate is null, otherwise None."""
+        return self.learning_rate if self.training.learning_rate is None else None
 
 
 def rate_of(training: Training, algorithm: Algorithm, schedule: Schedule, noise_multiplier: float) -> float:
     """Return training.learning_rate; if it is null, what the noise of this schedule allows."""
     if training.learning_rate is not None:
         return training.learning_rate
-    assert isinstance(algorithm, FixedClipping)  # see rules.canonical
+    assert isinstance(algorithm, RatedByNoise)  # see rules.canonical
     return algorithm.learning_rate(noise_multiplier, schedule.steps, schedule.batch_size, training.momentum)
 
 
@@ -216,7 +226,7 @@ def fit(
     task = on_device(task._replace(private=share), device)
     gradients = gradients or engine(model, job.training.chunk)
     task, slots = in_slots(task, gradients, plan, processes)
-    view = view_of(model, gradients, task, job.name, plan)
+    view = view_of(model, gradients, task, job.name, plan, job.rate_by_noise)
     state = _State(model, gradients, job)
 
     # a killed run goes on with the streams that it began with, or not at all
