@@ -106,6 +106,7 @@ class Task(NamedTuple):
     raw: int | None = None  # of a table: how many of the d columns, the first ones, have no known scale
     text: TextInput | None = None  # if the examples are texts
     untested: bool = False  # the test part is made up
+    preconditioner: Tensor | None = None  # for a linear classifier, by a release before it (`Frozen.preconditioner`)
 
     @property
     def form(self) -> str:

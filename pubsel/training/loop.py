@@ -161,6 +161,7 @@ def view_of(model: nn.Module, gradients: Engine, task: Task, name: str, plan: Sc
         steps=plan.steps,
         same_task=task.same_task,
         same_classes=task.same_classes,
+        preconditioner=task.preconditioner,
     )
 
 
