@@ -206,7 +206,13 @@ def choose_device(device: Device) -> torch.device:
 
 
 def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
-    """Return the algorithm with what follows from the task, if it has such settings."""
+    """Return the algorithm with what follows from the task, if it has such settings. UsageError if it cannot learn
+    the task."""
+    if isinstance(algorithm, Solves) and task.private.y.dim() == 2:
+        raise UsageError(
+            f"algorithm={algorithm.name} learns one class of each example, not several labels: take another "
+            "algorithm, such as whitened_head"
+        )
     if not isinstance(algorithm, Informed):
         return algorithm
     private, public = task.private, task.public
@@ -263,13 +269,17 @@ def guarantee(
         plan = plan._replace(steps=algorithm.steps)
     if algorithm.private and budget.epsilon != math.inf and algorithm.sensitivity() > 0:
         accountant.check_delta(budget.delta, n, budget.weak)
+        if n > accountant.MOST_EXAMPLES:
+            most = accountant.MOST_EXAMPLES
+            raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {most}")
 
     # these have no step of the loop that spends anything
     if isinstance(algorithm, Solves):
-        if math.isfinite(budget.epsilon):
-            cost = algorithm.account(n, budget.epsilon, budget.delta)
-            noise = f"noise multiplier {cost.noise_multiplier:.4g}"
-            report(f"  {cost.steps} steps, sampling rate {cost.rate:.4g}, {noise}")
+        if not math.isfinite(budget.epsilon):
+            raise UsageError(f"epsilon=inf: algorithm={algorithm.name} plans its noise by epsilon: give a number")
+        cost = algorithm.account(n, budget.epsilon, budget.delta)
+        noise = f"noise multiplier {cost.noise_multiplier:.4g}"
+        report(f"  {cost.steps} steps, sampling rate {cost.rate:.4g}, {noise}")
         return plan._replace(steps=0), None, None
     if not algorithm.private or budget.epsilon == math.inf:
         return plan, None, None
@@ -278,8 +288,6 @@ def guarantee(
     if algorithm.sensitivity() == 0:
         report("  no private example is read: epsilon 0")
         return plan._replace(steps=0), accountant.NOTHING, None
-    if n > accountant.MOST_EXAMPLES:
-        raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {accountant.MOST_EXAMPLES}")
 
     # a release before training takes its share, and training the rest
     share = algorithm.first_share

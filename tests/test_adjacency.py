@@ -11,9 +11,12 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from pubsel.algorithms.adassp import statistics
 from pubsel.algorithms.dp_sgd import clipped_sum
+from pubsel.algorithms.dppl import prototype_scores
 from pubsel.algorithms.noisy_sgd import LOGISTIC, chances, signed_examples
 from pubsel.algorithms.pillar import noisy_covariance
+from pubsel.data import Split
 from pubsel.distances.dp_gsd import unit
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.people import PeopleGradients
@@ -23,6 +26,7 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.release import adversary, card, quality
 from pubsel.selection import contributions, coverage, pool, probabilities
 from pubsel.selection.coverage import Private
+from tests.made import build, secret
 from tests.test_coverage import examples
 
 N, D = 12, 12  # units, features
@@ -59,6 +63,10 @@ def mean_rows(x, people):
     return sum(clipped_sum(block, 0.5) for block in blocks)
 
 
+def in_classes(x):
+    return Split(x, torch.arange(len(x)) % 3)
+
+
 def second_moments(x, people):
     rows = unit(x)
     return triangle(rows.T @ rows)
@@ -76,6 +84,14 @@ SUMS = {  # by how much one unit may move it, and whether units may be people
     "histogram of a pool": (histogram, 1, 1.0, True),
     "sum of clipped gradients": (mean_rows, 2, 1.0, True),
     "first release of dp_pca": (lambda x, people: noisy_covariance(NEAR, 2).clipped_sum(x), 2, 1.0, False),
+    "first release of dp_fc": (lambda x, people: build("dp_fc").frozen(None, D, secret).clipped_sum(x), 2, 1.0, False),
+    "release of adassp": (lambda x, people: statistics(in_classes(x), 3), 2, math.sqrt(3), False),
+    "scores of dppl_public": (
+        lambda x, people: prototype_scores(in_classes(x), NEAR, 3, 0.0, 1.0) / UNIT,
+        math.inf,
+        1.0,
+        False,
+    ),
     "second moments of dp_gsd": (second_moments, 2, 1.0, False),
     "counts of held-out units": (confusion, 2, math.sqrt(2), True),
 }

@@ -39,6 +39,8 @@ CONFIGS = [
     name for name in sorted(path.stem for path in (CONF / "algorithm").glob("*.yaml")) if takes_private_steps(name)
 ]
 
+AUTOMATIC = [(name, "automatic") for name in ("dp_sgd", "gep", "b_gep")]
+
 
 def view(m=40, dtype=torch.float32):
     torch.manual_seed(0)
@@ -64,12 +66,13 @@ def rows_near(basis, p):
     return torch.cat([scale * (inside + t * away) for t in (0, 1e-4, 1e-3, 4e-3, 1e-2, 0.1) for scale in (1, 1e6)])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "clip"), [(name, None) for name in CONFIGS] + AUTOMATIC)
 @pytest.mark.parametrize("bound", [0.01, 1.0, 10.0])
-def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, bound):
+def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, clip, bound):
     """Add each attacking row to a batch, alone and among others; remove it again. bound: of all clip norms that the
     method has as settings; others are of public data."""
     clips = {key: bound for key in option("algorithm", name) if key.startswith("clip_")}
+    clips |= {"clip": clip} if clip else {}
     if "gep" in name:
         clips["clip_residual"] = bound / 5
     mech = mechanism(name, **clips)
@@ -86,10 +89,10 @@ def test_one_row_moves_the_sum_by_at_most_the_sensitivity(name, bound):
         assert (with_row - without).norm() <= mech.sensitivity * (1 + accountant.ROUNDING)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_declared_sensitivity_is_reached(name):
+@pytest.mark.parametrize(("name", "clip"), [(name, None) for name in CONFIGS] + AUTOMATIC)
+def test_the_declared_sensitivity_is_reached(name, clip):
     """A declared bound that no row comes near would waste noise, and the attack above could not fail."""
-    mech = mechanism(name)
+    mech = mechanism(name, **({"clip": clip} if clip else {}))
     reached = max(mech.clipped_sum(DenseGradients(row.clone())).norm() for row in hurtful(650).split(1))
     assert reached > 0.99 * mech.sensitivity
 
@@ -201,10 +204,29 @@ def test_the_sum_may_be_cut_into_blocks(name):
     assert whole.shape == (mech.size,)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_contributions_add_up_to_the_sum(name):
+def test_automatic_clipping_divides_each_row_by_its_norm():
+    """Bu et al., AUTO-S: g / (|g| + 0.01), of any length; decoded to a mean of rows near the clip norm. GEP: both
+    parts."""
+    rows = torch.randn(7, 650, dtype=torch.float64) * torch.logspace(-6, 3, 7, dtype=torch.float64)[:, None]
+    mech = mechanism("dp_sgd", torch.float64, clip="automatic", clip_norm=5)
+    found = mech.clipped_sum(DenseGradients(rows.clone()))
+    want = (rows / (rows.norm(dim=1, keepdim=True) + 0.01)).sum(0)
+    torch.testing.assert_close(found, want, rtol=2e-5, atol=1e-8)
+    torch.testing.assert_close(mech.decode(found), 5 * found)
+
+    v, algorithm = view(dtype=torch.float64), build("gep", k=20, clip="automatic", clip_embedding=4, clip_residual=2)
+    basis, found = algorithm.basis(v, 0), algorithm.mechanism(v, 0).clipped_sum(DenseGradients(rows.clone()))
+    w = DenseGradients(rows.clone()).project(basis)
+    residuals = rows - basis.expand(w)
+    parts = [part / (part.norm(dim=1, keepdim=True) + 0.01) for part in (w, residuals)]
+    torch.testing.assert_close(found, torch.cat(parts, 1).sum(0), rtol=1e-3, atol=1e-3)  # the slack of a residual
+
+
+@pytest.mark.parametrize(("name", "clip"), [(name, None) for name in CONFIGS] + AUTOMATIC)
+def test_contributions_add_up_to_the_sum(name, clip):
     """Also one row at a time, through the sum itself; with AdaMix's projection: to what decode keeps of it."""
-    mech, algorithm = mechanism(name), build(name)
+    clips = {"clip": clip} if clip else {}
+    mech, algorithm = mechanism(name, **clips), build(name)
     assert mech.contributions is not None
     rows = torch.randn(7, 650) * torch.logspace(-3, 3, 7)[:, None]
     found = mech.contributions(DenseGradients(rows.clone()))

@@ -46,7 +46,7 @@ from tests.test_people import npz
 
 NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
 SHORT = {"pretrain_epochs": 2}
-PLAIN = "pillar jl dp_pca dp_sgd_standardised dp_raft adadps ppgd fully_private whitened_head whitened_head_once"
+PLAIN = "pillar jl dp_pca dp_fc dp_sgd_standardised dp_raft adadps ppgd fully_private whitened_head whitened_head_once"
 LINEAR = {name: {} for name in PLAIN.split()} | dict.fromkeys(("ngd", "adamix_clipping"), SHORT)
 LINEAR |= dict.fromkeys(("adamix", "adamix_projection"), SHORT | {"rank": 45})
 CLASSES, N, M = 10, 60, 500

@@ -123,7 +123,7 @@ def test_an_unknown_key_is_refused_with_those_that_there_are() -> None:
 
 def test_a_setting_of_an_algorithm_is_checked_like_any_other() -> None:
     for override, words in (
-        ("+algorithm.typo=1", "unknown key algorithm.typo; here: clip_embedding"),
+        ("+algorithm.typo=1", "unknown key algorithm.typo; here: clip, clip_embedding"),
         ("algorithm.k=many", "algorithm.k: "),
         ("algorithm.clip_residual=0", "algorithm.clip_residual=0.0: must be at least 1e-12"),
         ("algorithm.clip_residual=1e300", "algorithm.clip_residual=1e+300: too large to compute with"),

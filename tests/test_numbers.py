@@ -61,6 +61,10 @@ CELLS = {
     "adamix": f"{FEATURES} algorithm=adamix training=adamix privacy=adamix algorithm.rank=null {RATE}",
     "ppgd": f"{FEATURES} pair.seed=1 algorithm=ppgd training=adamix privacy=adamix algorithm.finish_rate=0.01",
     "only_public": f"{FEATURES} algorithm=only_public training=adamix privacy=adamix {RATE}",
+    "dp_fc": f"{FEATURES} algorithm=dp_fc",
+    "adassp": f"{FEATURES} algorithm=adassp",
+    "public_second_moment": f"{FEATURES} algorithm=public_second_moment",
+    "dppl_public": f"{FEATURES} algorithm=dppl_public",
     "whitened_head": f"{FEATURES} algorithm=whitened_head",
     "whitened_head_once": f"{FEATURES} algorithm=whitened_head_once",
 }

@@ -555,6 +555,7 @@ AUTO = ["pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=1"
         ([], "dp_sgd_clip1"),
         (ITSELF, "whitened_head"),
         (ITSELF, "dp_pca"),
+        ([], "dp_fc"),
         ([*ITSELF, "algorithm.k=20"], "gep_digits"),
     ],
 )
@@ -573,7 +574,7 @@ def test_a_run_protects_people_and_says_so(private, words, algorithm, capsys):
     assert record["privacy"]["unit"] == "patient"
     assert record["privacy"]["adjacency"].startswith("one person with all their training examples (those")
     assert "for a person with all their examples (those with one patient)" in record["privacy"]["statement"]
-    if algorithm != "whitened_head":
+    if algorithm not in ("whitened_head", "dp_fc"):  # of full batches
         assert record["privacy"]["sampling_rate"] == 20 / units
 
     # what a method derives from the number of examples, it derives from that of people

@@ -357,6 +357,10 @@ WAYS = {
     "whitened_head_once": ["algorithm.k=5"],
     "dp_pca": ["algorithm.k=5"],
     "dp_sgd_standardised": [],
+    "dp_fc": [],
+    "adassp": [],
+    "public_second_moment": [],
+    "dppl_public": [],
     "adadps": [],
     "gep": ["algorithm.k=20"],
     "dp_sgd": ["algorithm.clip_norm=1"],
@@ -390,10 +394,12 @@ def test_a_run_on_features(name, folder, capsys):
     assert private["valid"]
     assert private["epsilon"] <= 2
     assert private["delta"] <= 1e-5 * (1 + 1e-12)
-    uses_public = name not in ("jl", "dp_sgd", "fully_private")
+    assert (private["delta"] == 0) == (name in ("only_public", "dppl_public"))
+    uses_public = name not in ("jl", "dp_sgd", "fully_private", "dp_fc", "adassp")
     assert (record["public"], record["private_examples"]) == (("tiny.npz", 170) if uses_public else (None, 200))
     assert record["test_examples"] == 60
-    classifier = {"pillar": 5, "jl": 5, "dp_pca": 5, "whitened_head": 16, "whitened_head_once": 5}.get(name, 36)
+    widths = {"pillar": 5, "jl": 5, "dp_pca": 5, "whitened_head": 16, "whitened_head_once": 5}
+    classifier = (widths | {"public_second_moment": 30}).get(name, 36)
     assert record["parameters"] == 3 * (classifier + 1)
     if name == "only_public":
         assert (private["epsilon"], private["delta"], record["epsilon"], private["steps"]) == (0, 0, 0, 0)
@@ -402,7 +408,8 @@ def test_a_run_on_features(name, folder, capsys):
         assert "(0, 0)-differentially private" in said.out
     else:
         assert private["epsilon"] > 1.9
-        assert private["sensitivity"] == (math.sqrt(2) if name == "gep" else 1.0)
+        several = {"gep": 2, "adassp": 3, "public_second_moment": 3}
+        assert private["sensitivity"] == math.sqrt(several.get(name, 1))
 
 
 def test_the_release_is_made_once(folder, capsys, monkeypatch):

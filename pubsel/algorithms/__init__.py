@@ -19,7 +19,7 @@ from pubsel.files import sent
 from pubsel.gradients.matrix import Engine, GradientMatrix, random_labels
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan
-from pubsel.privacy.randomness import SystemEntropy
+from pubsel.privacy.randomness import Source
 from pubsel.settings.keys import Labels
 from pubsel.settings.methods import instance
 from pubsel.settings.schema import setting
@@ -79,6 +79,7 @@ class View(NamedTuple):
     same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
     same_classes: bool = True  # no public set is known to have other classes
     rate: float | None = None  # the learning rate, if it follows from the noise (`RatedByNoise`)
+    preconditioner: Tensor | None = None  # `Frozen.preconditioner`
 
     def labels(self, choice: Labels, redraw: int, name: str) -> Tensor:
         """Return the labels of the public images for a method that takes random ones too: drawn anew for each `redraw`,
@@ -132,8 +133,10 @@ class Frozen(nn.Module):
 
     rest: the share of the squared norm that goes to x - shift itself, as d more columns.
     classifier: weights [C, d] and biases [C] of a classifier of x - shift, in rows of the same norm. Its C logits are
-    then the last columns, and an `OffsetLinear` corrects them."""
+    then the last columns, and an `OffsetLinear` corrects them.
+    preconditioner: [k, k], by which an algorithm may multiply the gradients of each class; no part of the map."""
 
+    preconditioner: Tensor | None
     shift: Tensor | None
     projection: Tensor | None
     weight: Tensor | None
@@ -159,6 +162,7 @@ class Frozen(nn.Module):
         for name, tensor in {"shift": shift, "projection": projection, "weight": weight, "bias": bias}.items():
             self.register_buffer(name, tensor)
         self.scaled(None).less(None)
+        self.register_buffer("preconditioner", None, persistent=False)  # not of the model
         self.unit, self.root, self.level, self.length, self.rest = unit, root, level, length, rest
 
     def scaled(self, scaling: Scaling | None) -> Self:
@@ -175,10 +179,12 @@ class Frozen(nn.Module):
         return self
 
     def parts(self) -> dict[str, Any]:
-        """Return the arguments that it is made of, but for a classifier, its `scaling` and its `middle`."""
+        """Return the arguments that it is made of, but for a classifier, and what is set later: its `scaling`, its
+        `middle` and its `preconditioner`."""
         names = ("shift", "projection", "unit", "root", "level", "length", "rest")
         scaling = None if self.centre is None else (self.centre, self.scale, self.limit)
-        return {name: getattr(self, name) for name in names} | {"scaling": scaling, "middle": self.middle}
+        later = {"scaling": scaling, "middle": self.middle, "preconditioner": self.preconditioner}
+        return {name: getattr(self, name) for name in names} | later
 
     def with_unit(self, unit: bool) -> Self:
         """Return it with rows of norm `length` if `unit`; otherwise as it is."""
@@ -435,9 +441,10 @@ class Solves(Protocol):
         ...
 
     def solve(
-        self, private: Split, epsilon: float, delta: float, source: np.random.Generator | SystemEntropy
+        self, private: Split, public: Split | None, classes: int, epsilon: float, delta: float, source: Source
     ) -> tuple[Tensor, Plan]:
-        """Return the weights [C, d] of a linear classifier on features, and what they cost."""
+        """Return the weights [C, d] of a linear classifier on features, and what they cost. epsilon is finite; labels
+        are classes, not 0/1 rows."""
         ...
 
 

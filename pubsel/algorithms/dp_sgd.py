@@ -3,6 +3,7 @@ CCS 2016, arXiv:1607.00133, Algorithm 1. GEP's tables call it GP."""
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -11,22 +12,45 @@ from pubsel.algorithms import Algorithm, Mechanism, View, sum_of_rows
 from pubsel.gradients.matrix import GradientMatrix, clip_factors
 from pubsel.settings.schema import setting
 
+Clip = Enum("Clip", ["norm", "automatic"])
+ABOUT_CLIP = (
+    "norm: rows of gradients longer than the clip norm are scaled to it; automatic: each row is divided by its norm + "
+    "0.01, times the clip norm"
+)
+GAMMA = 0.01  # that automatic clipping adds to a norm
 NOISE = 1.2  # deviation of a logit's noise after all steps, if momentum needed no steps to build up
 CORRECTION = 0.6  # the same, if a public classifier is corrected with a large budget
 ROW = math.sqrt(2)  # norm of a row of norm 1 with the constant feature of the bias
 STABLE = 1.1  # curvature over its bound: at the bound gradient descent would oscillate
 
 
-def clip_weights(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
-    """Return the weights [n] with which the rows of G [n, p], their columns times `columns` [p] if given, have L2 norm
-    at most 1: each is clipped to `bound` and divided by it."""
-    norms = gradients.row_norms() if columns is None else gradients.scaled_norms(columns)
+def unit_weights(norms: Tensor, bound: float, clip: Clip = Clip.norm) -> Tensor:
+    """Return the weights, float64 [n], with which rows of these norms have L2 norm at most 1: each is clipped to
+    `bound` and divided by it.
+
+    automatic: it is divided by its norm + GAMMA (Bu, Wang, Zha, Karypis: Automatic Clipping, NeurIPS 2023,
+    arXiv:2206.07136; Yang, Zhang, Chen, Liu, arXiv:2206.13033). As |g| / (|g| + GAMMA) < 1, the norm is below 1,
+    whatever g is. A norm that is read low by 1e-6 of it could bring a long row above 1: the margin of 1e-5 is that of
+    `clip_factors`.
+    """
+    if clip == Clip.automatic:
+        return (1 - 1e-5) / (norms.double() + GAMMA)
     return clip_factors(norms, bound) / bound
 
 
-def clipped_sum(gradients: GradientMatrix, bound: float, columns: Tensor | None = None) -> Tensor:
+def clip_weights(
+    gradients: GradientMatrix, bound: float, columns: Tensor | None = None, clip: Clip = Clip.norm
+) -> Tensor:
+    """Return the `unit_weights` [n] of the rows of G [n, p], their columns times `columns` [p] if given."""
+    norms = gradients.row_norms() if columns is None else gradients.scaled_norms(columns)
+    return unit_weights(norms, bound, clip)
+
+
+def clipped_sum(
+    gradients: GradientMatrix, bound: float, columns: Tensor | None = None, clip: Clip = Clip.norm
+) -> Tensor:
     """Sum the rows of G [n, p], each clipped to L2 norm `bound` and divided by it -> float64 [p]."""
-    return sum_of_rows(gradients, clip_weights(gradients, bound, columns), columns)
+    return sum_of_rows(gradients, clip_weights(gradients, bound, columns, clip), columns)
 
 
 def curvature(classes: int, multi_label: bool) -> float:
@@ -110,13 +134,15 @@ class Clipping(Algorithm):
         norm at most 1. The bound depends on no private example."""
         return 1.0
 
-    def clipped(self, view: View, bound: float | Tensor, columns: Tensor | None = None) -> Mechanism:
+    def clipped(
+        self, view: View, bound: float | Tensor, columns: Tensor | None = None, clip: Clip = Clip.norm
+    ) -> Mechanism:
         """Return the mechanism of DP-SGD: rows of G [n, p] clipped to `bound`, after multiplication by `columns` [p] if
         these are given; decoded to the mean of the clipped rows."""
         tau = torch.as_tensor(bound, dtype=torch.float64, device="cpu")
         return self.row_weighted(
             view,
-            lambda gradients: clip_weights(gradients, tau.item(), columns),
+            lambda gradients: clip_weights(gradients, tau.item(), columns, clip),
             lambda mean: mean * tau.item(),
             columns,
             shared=(tau,) if columns is None else (tau, columns),
@@ -139,7 +165,9 @@ class FixedClipping(Clipping):
 class DPSGD(FixedClipping):
     """Settings of DP-SGD."""
 
+    clip: Clip = setting(ABOUT_CLIP, default=Clip.norm)
+
     uses_public = False
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        return self.clipped(view, self.clip_norm)
+        return self.clipped(view, self.clip_norm, clip=self.clip)

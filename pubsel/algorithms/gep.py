@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pubsel.algorithms import Algorithm, Mechanism, View, added, needed, weighted_rows
-from pubsel.algorithms.dp_sgd import clip_weights, clipped_sum
-from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, clip_factors, gpu_precision
+from pubsel.algorithms.dp_sgd import ABOUT_CLIP, Clip, clip_weights, clipped_sum, unit_weights
+from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, gpu_precision
 from pubsel.gradients.subspace import allocate, orthonormal, power_basis
 from pubsel.messages import UsageError
 from pubsel.models import parameter_groups
@@ -25,16 +25,23 @@ NEAR = 1e-2  # of a row's squared norm: the residual that is written out is smal
 SLACK = 1e-3  # of a row's squared norm, added to its residual's
 
 
-def embed_and_clip(gradients: GradientMatrix, basis: Basis, clip_embedding: float) -> tuple[Tensor, Tensor]:
+def embed_and_clip(
+    gradients: GradientMatrix, basis: Basis, clip_embedding: float, clip: Clip = Clip.norm
+) -> tuple[Tensor, Tensor]:
     """Return the embeddings W = G B [n, k], and their sum after clipping to `clip_embedding` and division by it,
     float64 [k]."""
     w = gradients.project(basis)
-    weights = clip_factors(w.double().norm(dim=1), clip_embedding) / clip_embedding
+    weights = unit_weights(w.double().norm(dim=1), clip_embedding, clip)
     return w, w.double().T @ weights
 
 
 def residual_sum(
-    gradients: GradientMatrix, basis: Basis, w: Tensor, clip_residual: float, error: Tensor | float
+    gradients: GradientMatrix,
+    basis: Basis,
+    w: Tensor,
+    clip_residual: float,
+    error: Tensor | float,
+    clip: Clip = Clip.norm,
 ) -> Tensor:
     """Sum the residual rows r_i = g_i - B w_i, each clipped to `clip_residual` and divided by it -> float64 [p].
 
@@ -53,7 +60,7 @@ def residual_sum(
     left = (squares - w.double().square().sum(1)).clamp(min=0)
     near = left < NEAR * squares
 
-    weights = clip_factors((left + (SLACK + error) * squares).sqrt(), clip_residual) / clip_residual  # [n]
+    weights = unit_weights((left + (SLACK + error) * squares).sqrt(), clip_residual, clip)  # [n]
     weights = torch.where(near, 0, weights)
     total = gradients.combine(weights) - basis.expand(w.double().T @ weights)
 
@@ -61,26 +68,30 @@ def residual_sum(
     # the others count as zero, because the host would have to wait to know which they are.
     if near.is_cuda:
         residuals = torch.where(near[:, None], gradients.written_out() - basis.expand(w), 0)  # [n, p]
-        total += clipped_sum(DenseGradients(residuals), clip_residual)
+        total += clipped_sum(DenseGradients(residuals), clip_residual, clip=clip)
     elif near.any():
         residuals = gradients.written_out(near) - basis.expand(w[near])  # [n', p]
-        total += clipped_sum(DenseGradients(residuals), clip_residual)
+        total += clipped_sum(DenseGradients(residuals), clip_residual, clip=clip)
 
     return total
 
 
 def clipped_parts(
-    gradients: GradientMatrix, basis: Basis, clip_embedding: float, clip_residual: float | None
+    gradients: GradientMatrix,
+    basis: Basis,
+    clip_embedding: float,
+    clip_residual: float | None,
+    clip: Clip = Clip.norm,
 ) -> Tensor:
     """Return the rows (embedding, residual) [n, k + p] that the two sums add up, all residuals written out; None:
     [n, k]."""
     w = gradients.project(basis)
     embeddings = DenseGradients(w.clone())
-    parts = [weighted_rows(embeddings, clip_weights(embeddings, clip_embedding))]
+    parts = [weighted_rows(embeddings, clip_weights(embeddings, clip_embedding, clip=clip))]
 
     if clip_residual is not None:
         residuals = DenseGradients(gradients.written_out() - basis.expand(w))
-        parts.append(weighted_rows(residuals, clip_weights(residuals, clip_residual)))
+        parts.append(weighted_rows(residuals, clip_weights(residuals, clip_residual, clip=clip)))
 
     return torch.cat(parts, dim=1)
 
@@ -101,6 +112,7 @@ class GEP(Algorithm):
         "precision of computations on public data, which only choose the subspace; float32: on GPUs with products in "
         "TF32; ieee: exact float32 on GPUs too; bfloat16: much slower on CPUs without bfloat16 arithmetic"
     )
+    clip: Clip = setting(ABOUT_CLIP, default=Clip.norm)
 
     @property
     def directions(self) -> int:
@@ -130,10 +142,10 @@ class GEP(Algorithm):
             basis, error[0] = orthonormal(basis)
 
         def sums(gradients: GradientMatrix, total: Tensor | None = None) -> Tensor:  # [k + p] or [k]
-            w, embedding = embed_and_clip(gradients, basis, self.clip_embedding)
+            w, embedding = embed_and_clip(gradients, basis, self.clip_embedding, self.clip)
             if not self.residual:
                 return added(embedding, total)
-            residual = residual_sum(gradients, basis, w, self.clip_residual, error)
+            residual = residual_sum(gradients, basis, w, self.clip_residual, error, self.clip)
             return added(torch.cat([embedding, residual]), total)
 
         def decode(mean: Tensor) -> Tensor:  # [p]
@@ -150,7 +162,9 @@ class GEP(Algorithm):
             self.sensitivity(),
             size,
             rows=BLOCK,
-            contributions=lambda gradients: clipped_parts(gradients, basis, self.clip_embedding, clip_residual),
+            contributions=lambda gradients: clipped_parts(
+                gradients, basis, self.clip_embedding, clip_residual, self.clip
+            ),
             shared=(*basis.blocks, error),
         )
 

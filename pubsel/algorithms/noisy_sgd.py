@@ -31,13 +31,12 @@ from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.privacy.accountant import Plan, deviation, plan
 from pubsel.privacy.lattice import noised
-from pubsel.privacy.randomness import SystemEntropy
+from pubsel.privacy.randomness import Source
 from pubsel.settings.schema import setting
 
 DRAWN = 2**20  # uniform numbers at once, for the samples of several steps
 
 Array = NDArray[np.float64]
-Source = np.random.Generator | SystemEntropy
 
 
 class Loss(NamedTuple):
@@ -225,12 +224,12 @@ class NoisySGD(Algorithm):
         pca = public_pca(needed(public, self.name).x, self.k)
         return Frozen(pca.shift, pca.projection, unit=True)
 
-    def solve(self, private: Split, epsilon: float, delta: float, source: Source) -> tuple[Tensor, Plan]:
+    def solve(
+        self, private: Split, public: Split | None, classes: int, epsilon: float, delta: float, source: Source
+    ) -> tuple[Tensor, Plan]:
         """Return the weights [2, k] of a linear classifier, and what they cost."""
-        if private.y.dim() != 1 or int(private.y.max()) > 1 or not math.isfinite(epsilon):
-            raise UsageError(
-                f"algorithm={self.name} learns a halfspace: take a task of two classes, and a finite epsilon"
-            )
+        if classes != 2:
+            raise UsageError(f"algorithm={self.name} learns a halfspace: take a task of two classes")
 
         # the paper's labels are -1 and 1, and its loss has one weight vector
         x = private.x.double().numpy()

@@ -18,7 +18,7 @@ from torch import Tensor
 from pubsel.algorithms import FirstRelease, Frozen, Mechanism, Random, View, needed
 from pubsel.algorithms.dp_sgd import FixedClipping
 from pubsel.data import Split
-from pubsel.gradients.matrix import clip_factors, row_norms
+from pubsel.gradients.matrix import clipped_rows, row_norms
 from pubsel.gradients.subspace import from_triangle, triangle
 from pubsel.messages import UsageError
 from pubsel.settings.schema import setting
@@ -78,13 +78,7 @@ def noisy_covariance(public: Tensor, k: int) -> FirstRelease:
         )
 
     def sums(x: Tensor) -> Tensor:  # [n, d] -> [d (d + 1) / 2]
-        x = (x - shift) / scale
-        norms = row_norms(x)
-
-        # A row that is not finite, or too large to be squared, counts as zero: the sensitivity holds for it too.
-        broken = ~(norms < 1e18)
-        x = x.masked_fill(broken[:, None], 0)
-        x = x.double() * (clip_factors(torch.where(broken, 0, norms), bound) / bound)[:, None]
+        x = clipped_rows((x - shift) / scale, bound)
         return triangle(x.T @ x)
 
     def decode(noisy: Tensor) -> Frozen:

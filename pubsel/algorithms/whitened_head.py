@@ -56,7 +56,7 @@ from pubsel.algorithms.dp_sgd import (
     steps_by_noise,
 )
 from pubsel.data import Split
-from pubsel.gradients.matrix import clip_factors
+from pubsel.gradients.matrix import clipped_rows
 from pubsel.messages import UsageError
 from pubsel.settings.keys import ABOUT_PUBLIC_LABELS, PublicLabels
 from pubsel.settings.schema import setting
@@ -174,15 +174,10 @@ def centred(d: int, n: int, mu: float, level: float) -> FirstRelease:
     """Return the noisy sum of `roots` of private features [n, d], less `level` times the mean of their row, in rows of
     norm 1, with the map of rows less their mean, of norm LENGTH, that is made of it.
 
-    Sensitivity 1: a row adds a vector of norm at most 1, less the margin of `clip_factors` for its rounding, or
-    nothing, if it is not finite. mu: that the noise has, 1 over its deviation. Known to be d / (n mu)^2 of the squared
+    Sensitivity 1: a row adds a vector of norm at most 1, or nothing, if it is not finite. mu: that the noise has, 1 over its deviation. Known to be d / (n mu)^2 of the squared
     norm of the mean, the noise shrinks it to what is expected of it.
     """
     plain = Frozen(unit=True, root=True, level=level)
-
-    def clipped_sum(x: Tensor) -> Tensor:
-        rows = plain(x).double()
-        return clip_factors(torch.ones(len(x)), 1.0).to(rows) @ torch.where(rows.isfinite().all(1)[:, None], rows, 0)
 
     def decode(noisy: Tensor) -> Frozen:
         mean, noise = noisy / n, d / (n * mu) ** 2
@@ -190,7 +185,7 @@ def centred(d: int, n: int, mu: float, level: float) -> FirstRelease:
         middle = mean * (signal / (signal + noise) if signal else 0.0)
         return Frozen(unit=True, root=True, level=level, length=LENGTH).less(middle.float())
 
-    return FirstRelease(clipped_sum, decode, 1.0, d)
+    return FirstRelease(lambda x: clipped_rows(plain(x), 1.0).sum(0), decode, 1.0, d)
 
 
 def spread_of(public: Tensor, root: bool = True) -> float:

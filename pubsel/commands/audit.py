@@ -321,8 +321,8 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
     assert plan is not None
     if audited.cell.algorithm.first_steps:
         raise UsageError(
-            "audit.kind=per_instance: columns of a table get their scale by a release within the plan of training, "
-            "whose part of a loss is not followed: set pair.read.bounds, or take another kind"
+            "audit.kind=per_instance: a release before training is within the plan of training, and its part of a loss "
+            "is not followed: take another kind (of columns of a table that get their scale so: set pair.read.bounds)"
         )
     losses = Losses(labels, plan, every, first)
     followed = losses.watching(audited.cell.algorithm)

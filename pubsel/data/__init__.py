@@ -107,6 +107,7 @@ class Task(NamedTuple):
     stages: int = 0  # of the features of a network, how many come last and are of stages before its last layer
     text: TextInput | None = None  # if the examples are texts
     untested: bool = False  # the test part is made up
+    preconditioner: Tensor | None = None  # for a linear classifier, by a release before it (`Frozen.preconditioner`)
 
     @property
     def form(self) -> str:

@@ -287,6 +287,14 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     return (bound / norms.double().clamp(min=1e-300)).clamp(max=1) * (1 - 1e-5)
 
 
+def clipped_rows(rows: Tensor, bound: float) -> Tensor:
+    """Return rows [n, d], each clipped to L2 norm `bound` and divided by it, float64. A row that is not finite, or has
+    a norm of LARGEST or more, counts as zero, so that each has norm at most 1 whatever it contains."""
+    finite = DenseGradients(rows.clone())
+    factors = clip_factors(finite.row_norms(), bound) / bound
+    return finite.rows.double() * factors[:, None]
+
+
 def random_labels(source: np.random.Generator, n: int, classes: int, multi_label: bool) -> Tensor:
     """Return random classes [n]; for a multi-label task the one-hot rows, float32 [n, classes], of random classes."""
     drawn = torch.from_numpy(source.integers(classes, size=n))

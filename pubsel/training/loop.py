@@ -164,6 +164,7 @@ def view_of(
         same_task=task.same_task,
         same_classes=task.same_classes,
         rate=rate,
+        preconditioner=task.preconditioner,
     )
 
 

@@ -54,7 +54,7 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: bo
         task = task.each(lambda split: Split(split.x.nan_to_num(0.0), split.y))
     if frozen is not None:
         task = task.each(lambda split: Split(gathered(map(frozen, in_parts(split.x, FEATURES)), len(split.x)), split.y))
-        task = task._replace(offsets=frozen.offsets)
+        task = task._replace(offsets=frozen.offsets, preconditioner=frozen.preconditioner)
     model = cell.network(task)
     if not (cell.model.once and isinstance(model, models.Network)):
         return Prepared(model, frozen, model, task)
@@ -86,7 +86,9 @@ def training_secret(
     if unprocessed is not None and spend is not None:
         spending = Spending(unprocessed, spend.epsilon, spend.delta)
     elif unprocessed is not None and isinstance(cell.algorithm, Solves):
-        spending = Spending(unprocessed, cell.budget.epsilon, cell.budget.delta)
+        epsilon, delta = cell.budget.epsilon, cell.budget.delta
+        cost = cell.algorithm.account(len(unprocessed.x), epsilon, delta)
+        spending = Spending(unprocessed, epsilon, cost.delta)
     public = [] if task.public is None else [task.public]
     private = units_of(task)
     return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, spending)
@@ -137,8 +139,10 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: boo
         return noisy_sum(release, task.private.x, noise_multiplier, source, people=task.people).parts()
 
     kept = released_once(cell.folder / "release.pt", secret, draw)
-    scaling, middle = kept.pop("scaling"), kept.pop("middle")
-    return Frozen(**kept).scaled(scaling).less(middle)
+    scaling, middle, preconditioner = (kept.pop(name) for name in ("scaling", "middle", "preconditioner"))
+    frozen = Frozen(**kept).scaled(scaling).less(middle)
+    frozen.preconditioner = preconditioner
+    return frozen
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
@@ -148,7 +152,9 @@ def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, account
     assert task.people is None  # see rules.check_unit
 
     def release() -> dict[str, Any]:
-        weight, spend = algorithm.solve(task.private, budget.epsilon, budget.delta, secret("solve"))
+        weight, spend = algorithm.solve(
+            task.private, task.public, task.classes, budget.epsilon, budget.delta, secret("solve")
+        )
         return {"weight": weight, "spend": spend._asdict()}
 
     kept = released_once(cell.folder / "solution.pt", secret, release)
