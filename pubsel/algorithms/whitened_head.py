@@ -68,6 +68,7 @@ FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
 FLATTEST, FLAT = 0.95, 0.25  # most share of all features; less is not worth their columns
 STAGES = 0.7  # variance of all features of earlier stages of a network, of that of its last layer
+NUMBERS = 2**22  # of private features at a time
 LOOKED_AT = 2000  # public examples, of which the spread of directions is estimated
 BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
 PRIOR = 0.5  # variance of the public classifier's weights before it sees an example
@@ -179,13 +180,19 @@ def centred(d: int, n: int, mu: float, level: float) -> FirstRelease:
     """
     plain = Frozen(unit=True, root=True, level=level)
 
+    def clipped_sum(x: Tensor) -> Tensor:
+        total = torch.zeros(d, dtype=torch.float64)
+        for part in x.split(max(1, NUMBERS // d)):
+            total += clipped_rows(plain(part), 1.0).sum(0)
+        return total
+
     def decode(noisy: Tensor) -> Frozen:
         mean, noise = noisy / n, d / (n * mu) ** 2
         signal = max(float(mean.square().sum()) - noise, 0.0)
         middle = mean * (signal / (signal + noise) if signal else 0.0)
         return Frozen(unit=True, root=True, level=level, length=LENGTH).less(middle.float())
 
-    return FirstRelease(lambda x: clipped_rows(plain(x), 1.0).sum(0), decode, 1.0, d)
+    return FirstRelease(clipped_sum, decode, 1.0, d)
 
 
 def spread_of(public: Tensor, root: bool = True) -> float:
