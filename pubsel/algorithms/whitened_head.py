@@ -175,8 +175,9 @@ def centred(d: int, n: int, mu: float, level: float) -> FirstRelease:
     """Return the noisy sum of `roots` of private features [n, d], less `level` times the mean of their row, in rows of
     norm 1, with the map of rows less their mean, of norm LENGTH, that is made of it.
 
-    Sensitivity 1: a row adds a vector of norm at most 1, or nothing, if it is not finite. mu: that the noise has, 1 over its deviation. Known to be d / (n mu)^2 of the squared
-    norm of the mean, the noise shrinks it to what is expected of it.
+    Sensitivity 1: a row adds a vector of norm at most 1, or nothing, if it is not finite. mu: that the noise has, 1
+    over its deviation. Known to be d / (n mu)^2 of the squared norm of the mean, the noise shrinks it to what is
+    expected of it.
     """
     plain = Frozen(unit=True, root=True, level=level)
 
