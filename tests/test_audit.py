@@ -390,7 +390,7 @@ def of_one_size(whole, source, n, rate):
     return torch.from_numpy(np.sort(np.argsort(source.random(n))[: round(n * rate)]))
 
 
-def unclipped_residual(gradients, basis, w, clip_residual, error):
+def unclipped_residual(gradients, basis, w, clip_residual, error, clip):
     ones = torch.ones(len(w), dtype=torch.float64)
     return (gradients.combine(ones) - basis.expand(w.double().T @ ones)) / clip_residual
 

@@ -133,7 +133,7 @@ def test_an_audit_claims_what_the_run_states(tmp_path, cli):
     (record,) = (tmp_path / "results" / "audits").glob("*/result.json")
     assert json.loads(record.read_text())["claimed"] == pytest.approx(1)
     err = failed(cli, "audit", *words, "audit.kind=per_instance")
-    assert "audit.kind=per_instance: columns of a table" in err
+    assert "audit.kind=per_instance: a release before training is within the plan of training" in err
 
 
 def test_steps_of_a_noise_leave_room_for_the_histogram(tmp_path, cli):

@@ -285,7 +285,7 @@ class WhitenedHead(Clipping):
             algorithm.k = self.k or min(wanted, spanned)
             algorithm.rest = max(0.0, 1 - spanned / wanted) if self.spreads else 0.0
             if self.spreads and facts.public is not None:
-                scaling = self.scaling(facts.public)
+                scaling = algorithm.scaling(facts.public)
                 spread = spread_of(Frozen().scaled(scaling)(facts.public), root=facts.raw is None)
                 algorithm.rest = max(algorithm.rest, rest_of(facts, spread))
         return algorithm
