@@ -389,7 +389,7 @@ def of_one_size(whole, source, n, rate):
     return torch.from_numpy(np.sort(np.argsort(source.random(n))[: round(n * rate)]))
 
 
-def unclipped_residual(gradients, basis, w, clip_residual, error):
+def unclipped_residual(gradients, basis, w, clip_residual, error, *_):
     ones = torch.ones(len(w), dtype=torch.float64)
     return (gradients.combine(ones) - basis.expand(w.double().T @ ones)) / clip_residual
 
@@ -415,6 +415,7 @@ RIGHT = {
     "dp_md": [],
     "adadps": PIXELS,
     "pillar": PIXELS,
+    "dp_fc": PIXELS,
     "whitened_head": PIXELS,
     "whitened_head_once": PIXELS,
     "adamix": [*PIXELS, "algorithm.rank=50", "algorithm.pretrain_epochs=5", "training.batch_size=10000"],
