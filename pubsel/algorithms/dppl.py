@@ -13,8 +13,8 @@ move in opposite directions. The choices are independent: together they cost eps
 
 **In floating point.** Scores and choices are exact integers and coins. A similarity, computed in float64, may be
 rounded in another way next to other rows, by a step of 1 / UNIT at most: that moves the differences of scores by 2 n /
-UNIT in all, for all classes together. By this and by `accountant.ROUNDING`, which covers features in float32, epsilon
-is divided.
+UNIT in all, for all classes together. epsilon is divided by 1 + this + `accountant.ROUNDING`, the room that all sums
+have for rows in float32 that a processor rounds in another way (`accountant.deviation`).
 """
 
 from dataclasses import dataclass
