@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
+import pubsel.commands.audit
 import pubsel.privacy.lattice
 import pubsel.training.loop
 from pubsel.algorithms import added, dp_sgd, gep
@@ -460,6 +461,27 @@ def test_no_audit_shares_noise_with_a_run_or_with_its_own_control(tmp_path, monk
     noise = torch.stack(drawn)
     assert noise.shape == (5, 650)
     assert (torch.corrcoef(noise) - torch.eye(5)).abs().max() < 0.25
+
+
+@pytest.mark.attack
+def test_the_positive_control_has_the_learning_rate_of_the_run(tmp_path, monkeypatch):
+    """With a third of the noise, though the noise decides the rate of the run."""
+    jobs = []
+
+    def noted(model, task, job, *others):
+        jobs.append(job)
+        return fit(model, task, job, *others)
+
+    monkeypatch.setattr(pubsel.commands.audit, "fit", noted)
+    words = ["model=pixels", "algorithm.rank=null", "training.learning_rate=null", "training.batch_size=10000"]
+    audited = cell_on_digits(tmp_path, "adamix", words=[*words, "audit.canaries=20"], steps=2)
+    audited = audited._replace(cell=audited.cell.derived(audited.task))
+    for weaker in (False, True):
+        watch(audited.at(f"{weaker}"), np.random.default_rng(0), weaker)
+    noise_multiplier = jobs[0].noise_multiplier
+    rate = audited.cell.algorithm.learning_rate(noise_multiplier, 2, 1297, audited.cell.training.momentum)
+    assert jobs[1].noise_multiplier == pytest.approx(noise_multiplier / 3)
+    assert [job.rate_by_noise for job in jobs] == pytest.approx([rate, rate])
 
 
 @pytest.mark.attack
