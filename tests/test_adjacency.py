@@ -16,6 +16,7 @@ from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.algorithms.dppl import prototype_scores
 from pubsel.algorithms.noisy_sgd import LOGISTIC, chances, signed_examples
 from pubsel.algorithms.pillar import noisy_covariance
+from pubsel.algorithms.whitened_head import centred
 from pubsel.data import Split
 from pubsel.distances.dp_gsd import unit
 from pubsel.gradients.factored import LinearGradients
@@ -84,6 +85,7 @@ SUMS = {  # by how much one unit may move it, and whether units may be people
     "histogram of a pool": (histogram, 1, 1.0, True),
     "sum of clipped gradients": (mean_rows, 2, 1.0, True),
     "first release of dp_pca": (lambda x, people: noisy_covariance(NEAR, 2).clipped_sum(x), 2, 1.0, False),
+    "private centre of whitened_head": (lambda x, people: centred(D, 100, 0.3, True).clipped_sum(x), 2, 1.0, False),
     "first release of dp_fc": (lambda x, people: build("dp_fc").frozen(None, D, secret).clipped_sum(x), 2, 1.0, False),
     "release of adassp": (lambda x, people: statistics(in_classes(x), 3), 2, math.sqrt(3), False),
     "scores of dppl_public": (

@@ -186,6 +186,16 @@ def test_what_differs_is_told_apart_from_why_it_may() -> None:
     assert around == ['versions.torch: "1" -> "2"']
 
 
+def test_a_record_is_outdated_only_if_its_method_is_another_one_since() -> None:
+    for version, algorithm, is_outdated in (
+        (records.NUMBERS, "whitened_head", False),
+        (1.1, "whitened_head", True),
+        (1.1, "gep", False),
+        (0, "gep", True),
+    ):
+        assert bool(records.outdated({"numbers": version, "algorithm": algorithm})) is is_outdated
+
+
 def test_which_differences_count() -> None:
     """Sentences never do; a number does beyond rounding, and weights where sums are rounded alike."""
     privacy = {"statement": "a sentence", "not_covered": ["x"], "valid": True, "epsilon": 2.0, "steps": 90}

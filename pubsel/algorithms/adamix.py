@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pubsel.algorithms import Facts, Frozen, Mechanism, Random, View, weighted_rows
 from pubsel.algorithms.dp_sgd import (
     NOISE,
-    ROW,
     STABLE,
+    UNIT_ROW,
     Clipping,
     clip_weights,
     curvature,
@@ -187,7 +187,7 @@ class AdaMix(OnFeatures):
             n_mu = batch_size * math.sqrt(steps) / noise_multiplier if noise_multiplier > 0 else math.inf
             deviation = noise_of_correction(n_mu, facts.m, self.rank or facts.d, facts.classes)
         largest = self.largest_curvature(batch_size)
-        return rate_by_noise(ROW, self.first_bound, noise_multiplier, steps, 1, momentum, largest, deviation)
+        return rate_by_noise(UNIT_ROW, self.first_bound, noise_multiplier, steps, 1, momentum, largest, deviation)
 
     def stretch(self, view: View, bound: float) -> float:
         """Return the factor of the learning rate with clip norm `bound`, if the rate follows from the noise: the noise
@@ -200,7 +200,7 @@ class AdaMix(OnFeatures):
     @property
     def first_bound(self) -> float:
         """Return the clip norm, or, if public gradients set it, the norm of all gradients at zero weights."""
-        return self.clip_norm or ROW * residual_at_zero(self.facts.classes, self.facts.multi_label)
+        return self.clip_norm or UNIT_ROW * residual_at_zero(self.facts.classes, self.facts.multi_label)
 
     def largest_curvature(self, batch_size: int) -> float:
         """Return the largest curvature of the loss summed over a batch, and over public examples if their gradient is

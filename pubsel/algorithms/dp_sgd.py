@@ -20,7 +20,7 @@ ABOUT_CLIP = (
 GAMMA = 0.01  # that automatic clipping adds to a norm
 NOISE = 1.2  # deviation of a logit's noise after all steps, if momentum needed no steps to build up
 CORRECTION = 0.6  # the same, if a public classifier is corrected with a large budget
-ROW = math.sqrt(2)  # norm of a row of norm 1 with the constant feature of the bias
+UNIT_ROW = math.sqrt(2)  # norm of a row of norm 1 with the constant feature of the bias
 STABLE = 1.1  # curvature over its bound: at the bound gradient descent would oscillate
 
 
@@ -57,7 +57,7 @@ def curvature(classes: int, multi_label: bool) -> float:
     """Return the largest curvature of the loss of one row of norm 1. In the logits, that of cross-entropy is at most
     1/2, since it is a variance of their direction; that of one of L labels, whose mean is taken, at most 1/4. In the
     weights it is multiplied by the squared norm of the row, which is 2 with the bias."""
-    return ROW**2 / (4 * classes if multi_label else 2)
+    return UNIT_ROW**2 / (4 * classes if multi_label else 2)
 
 
 def residual_at_zero(classes: int, multi_label: bool) -> float:
@@ -158,7 +158,7 @@ class FixedClipping(Clipping):
     def learning_rate(self, noise_multiplier: float, steps: int, batch_size: int, momentum: float) -> float:
         """Return the learning rate that follows from the noise for a linear classifier on rows of norm 1
         (`rate_by_noise`): cross-entropy has a `curvature` of at most 1."""
-        return rate_by_noise(ROW, self.clip_norm, noise_multiplier, steps, batch_size, momentum, STABLE)
+        return rate_by_noise(UNIT_ROW, self.clip_norm, noise_multiplier, steps, batch_size, momentum, STABLE)
 
 
 @dataclass
