@@ -80,6 +80,7 @@ PATHS = {
     "whitened_head": f"{PIXELS} algorithm=whitened_head",
     "whitened_head, no public data": f"{PIXELS} algorithm=whitened_head pair.public=null pair.take=test",
     "whitened_head_once": f"{PIXELS} algorithm=whitened_head_once",
+    "whitened_head_start": f"{PIXELS} algorithm=whitened_head_start",
     "dp_pca": f"{PIXELS} algorithm=dp_pca algorithm.k=10",
     "adamix": f"{PIXELS} algorithm=adamix algorithm.rank=20",
     "ngd": f"{PIXELS} algorithm=ngd",

@@ -67,9 +67,10 @@ CELLS = {
     "dppl_public": f"{FEATURES} algorithm=dppl_public",
     "whitened_head": f"{FEATURES} algorithm=whitened_head",
     "whitened_head_once": f"{FEATURES} algorithm=whitened_head_once",
+    "whitened_head_start": f"{FEATURES} algorithm=whitened_head_start",
 }
 RANKS = f"{HERE} private=digits public=[noise] model=digits_cnn distance.m=40 distance.initialisations=1"
-WITHOUT_NOISE = ("non_private", "only_public")
+WITHOUT_NOISE = ("non_private", "only_public", "whitened_head_start")
 DISTANCES = {
     "gsd": f"{RANKS} distance=gsd distance.k=5",
     "task2vec": f"{RANKS} distance=task2vec",

@@ -443,6 +443,30 @@ class WhitenedHead(Clipping):
 
 
 @dataclass
+class WhitenedHeadStart(WhitenedHead):
+    """Settings of what `whitened_head` starts from if public labels are used: its classifier of public examples."""
+
+    needs_public = True
+    spreads = False
+
+    def sensitivity(self) -> float:
+        """Return 0: no private example is read."""
+        return 0.0
+
+    def derived(self, facts: Facts) -> Self:
+        algorithm = super().derived(facts._replace(mu=1.0))
+        if not algorithm.labelled:
+            raise UsageError(
+                f"algorithm={self.name} is a classifier of public examples: give public data with labels of the private "
+                "task, and algorithm.public_labels=given if they are of another set"
+            )
+        return algorithm
+
+    def values(self, steps: int) -> dict[str, Any]:
+        return {"public_labels": self.labelled}
+
+
+@dataclass
 class WhitenedHeadOnce(WhitenedHead):
     """Settings of the release of class means of whitened features in a single step."""
 
