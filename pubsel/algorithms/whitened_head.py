@@ -457,8 +457,8 @@ class WhitenedHeadStart(WhitenedHead):
         algorithm = super().derived(facts._replace(mu=1.0))
         if not algorithm.labelled:
             raise UsageError(
-                f"algorithm={self.name} is a classifier of public examples: give public data with labels of the private "
-                "task, and algorithm.public_labels=given if they are of another set"
+                f"algorithm={self.name} is a classifier of public examples: give public data with labels of the "
+                "private task, and algorithm.public_labels=given if they are of another set"
             )
         return algorithm
 
