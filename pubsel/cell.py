@@ -29,7 +29,7 @@ from pubsel.privacy.sampling import Schedule, schedule
 from pubsel.rules import Budget, Inputs
 from pubsel.selection.choose import Choice, by_features
 from pubsel.settings.identity import as_json, identity_of, short_name
-from pubsel.settings.keys import Backbone, Convert, Device, Model, RankConfig, RunConfig, Select, Training
+from pubsel.settings.keys import Backbone, Convert, Device, Metric, Model, RankConfig, RunConfig, Select, Training
 
 
 class Spending(NamedTuple):
@@ -226,7 +226,9 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     n, d = task.units, private.x.shape[1]
     known = task.same_task, task.same_classes
     features = None if public is None else public.x
-    facts = Facts(n, d, m, task.classes, several, mu, *known, task.raw, len(task.shape) != 1, features, task.stages)
+    balanced = task.metric == Metric.balanced_accuracy.name
+    images = len(task.shape) != 1
+    facts = Facts(n, d, m, task.classes, several, mu, *known, task.raw, images, features, task.stages, balanced)
     return algorithm.derived(facts)
 
 
@@ -342,6 +344,7 @@ def network(model: Model, task: Task, seed: int, data_root: str = ".") -> nn.Mod
         linear = kind(task.private.x.shape[1] - task.offsets, task.classes, bias=model.bias)
         for parameter in linear.parameters():
             nn.init.zeros_(parameter)
+        linear.register_buffer("class_weights", task.class_weights, persistent=False)
         return linear
     _, channels, height, width = task.private.x.shape
     return models.build(model, (channels, height, width), task.classes, task.mean, task.std, seed, data_root)

@@ -134,9 +134,11 @@ class Frozen(nn.Module):
     rest: the share of the squared norm that goes to x - shift itself, as d more columns.
     classifier: weights [C, d] and biases [C] of a classifier of x - shift, in rows of the same norm. Its C logits are
     then the last columns, and an `OffsetLinear` corrects them.
-    preconditioner: [k, k], by which an algorithm may multiply the gradients of each class; no part of the map."""
+    preconditioner: [k, k], by which an algorithm may multiply the gradients of each class; class_weights: [C], by which
+    it multiplies the loss of an example. Both are no part of the map."""
 
     preconditioner: Tensor | None
+    class_weights: Tensor | None
     shift: Tensor | None
     projection: Tensor | None
     weight: Tensor | None
@@ -162,7 +164,8 @@ class Frozen(nn.Module):
         for name, tensor in {"shift": shift, "projection": projection, "weight": weight, "bias": bias}.items():
             self.register_buffer(name, tensor)
         self.scaled(None).less(None)
-        self.register_buffer("preconditioner", None, persistent=False)  # not of the model
+        for name in ("preconditioner", "class_weights"):  # not of the model
+            self.register_buffer(name, None, persistent=False)
         self.unit, self.root, self.level, self.length, self.rest = unit, root, level, length, rest
 
     def scaled(self, scaling: Scaling | None) -> Self:
@@ -179,12 +182,20 @@ class Frozen(nn.Module):
         return self
 
     def parts(self) -> dict[str, Any]:
-        """Return the arguments that it is made of, but for a classifier, and what is set later: its `scaling`, its
-        `middle` and its `preconditioner`."""
+        """Return all that it is made of, but for a classifier, as `of_parts` takes it."""
         names = ("shift", "projection", "unit", "root", "level", "length", "rest")
+        later = ("middle", "preconditioner", "class_weights")
         scaling = None if self.centre is None else (self.centre, self.scale, self.limit)
-        later = {"scaling": scaling, "middle": self.middle, "preconditioner": self.preconditioner}
-        return {name: getattr(self, name) for name in names} | later
+        return {name: getattr(self, name) for name in names + later} | {"scaling": scaling}
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Any]) -> Self:
+        """Return the map with these `parts`."""
+        kept = dict(parts)
+        later = {name: kept.pop(name) for name in ("scaling", "middle", "preconditioner", "class_weights")}
+        frozen = cls(**kept).scaled(later["scaling"]).less(later["middle"])
+        frozen.preconditioner, frozen.class_weights = later["preconditioner"], later["class_weights"]
+        return frozen
 
     def with_unit(self, unit: bool) -> Self:
         """Return it with rows of norm `length` if `unit`; otherwise as it is."""
@@ -225,13 +236,15 @@ class Frozen(nn.Module):
 class FirstRelease(NamedTuple):
     """A noisy sum over the features x [n, d] of the private examples, before training.
 
-    clipped_sum: x -> [size], as in `Mechanism`. decode: from the noisy sum to what is frozen.
+    clipped_sum: x -> [size], as in `Mechanism`. decode: from the noisy sum to what is frozen. classes: how many columns
+    of x, after the features, are 0 or 1 and say of which class an example is.
     """
 
     clipped_sum: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Frozen]
     sensitivity: float
     size: int
+    classes: int = 0
 
 
 class Facts(NamedTuple):
@@ -249,6 +262,7 @@ class Facts(NamedTuple):
     images: bool = True  # features are of images
     public: Tensor | None = None  # the public features, [m, d]
     stages: int = 0  # of the features, how many come last and are of stages before the last layer of a network
+    balanced: bool = False  # the model is measured by its balanced accuracy: rare classes count as much as others
 
 
 @dataclass

@@ -15,6 +15,10 @@ Without public data, a noisy mean of the private rows counts as some more of the
 Columns of a table are brought to one scale first (`pubsel.algorithms.columns`): by public data, or by a private
 histogram that counts as some more of the steps. Their roots are not taken.
 
+If the balanced accuracy is what counts (`pair.metric`), the model is one for classes that are equally frequent: shares
+of classes are those of the public labels, and their logarithms are subtracted from the biases after training; or a
+noisy count says them, examples of frequent classes weigh less in training, and less is subtracted (`finish`).
+
 All features, unwhitened, have a share of each row (`rest_of`) where public examples are too few to span as many
 directions as the budget allows, and where their covariance says little of which directions matter, since all vary
 alike: then the budget decides, by whether it can tell class means apart in all of them.
@@ -42,6 +46,7 @@ from pubsel.algorithms import (
     Scaling,
     View,
     check_labels,
+    class_shares,
     columns,
     roots,
 )
@@ -70,7 +75,7 @@ FLATTEST, FLAT = 0.95, 0.25  # most share of all features; less is not worth the
 STAGES = 0.7  # variance of all features of earlier stages of a network, of that of its last layer
 NUMBERS = 2**22  # of private features at a time
 LOOKED_AT = 2000  # public examples, of which the spread of directions is estimated
-BALANCE = -0.5  # exponent of how often a class is, in the weight of its public examples; -1: all classes weigh the same
+BALANCE = -0.5  # exponent of how often a class is, in the weight of its examples; -1: all classes weigh the same
 PRIOR = 0.5  # variance of the public classifier's weights before it sees an example
 CLIP = 0.7  # of the norm that gradients have at zero weights
 FEWEST_STEPS, MOST_STEPS = 30, 300  # more than the fewest if the learning rate would not be stable
@@ -258,7 +263,8 @@ class WhitenedHead(Clipping):
     def sensitivity(self) -> float:
         """Return 1. A row is the gradient of one example at weights that are released: it is clipped to a bound that
         depends on the number of classes alone, and divided by it, so that one row more or less adds or removes one
-        vector of norm at most 1. The map of features is of public data; a row that is not finite counts as zero."""
+        vector of norm at most 1. That a loss is multiplied by a weight of its class, which is released before, comes
+        before the clipping. The map of features is of public data; a row that is not finite counts as zero."""
         return 1.0
 
     @property
@@ -296,8 +302,9 @@ class WhitenedHead(Clipping):
         values = {"k": self.k or self.facts.d, "steps": steps, "learning_rate": rate, "clip_norm": self.bound}
         values["public_labels"] = self.labelled
         values |= {"rest": self.rest} if self.rest else {}
-        first = "steps_of_histogram" if self.scales else "steps_of_mean"
-        return values | ({first: self.first_steps} if self.released else {})
+        values |= {"balanced": True} if self.facts.balanced else {}
+        first = "histogram" if self.scales else "mean" if self.centres else "counts"
+        return values | ({f"steps_of_{first}": self.first_steps} if self.released else {})
 
     @property
     def scales(self) -> bool:
@@ -316,9 +323,15 @@ class WhitenedHead(Clipping):
         return facts.m == 0 and facts.raw is None and worth
 
     @property
+    def counts(self) -> float:
+        """Return the share of mu^2 for numbers of examples of the classes: there are no public labels to count, and
+        rare classes count as much as others."""
+        return class_shares.SHARE if self.facts.balanced and not self.labelled and self.corrects else 0.0
+
+    @property
     def released(self) -> float:
         """Return the share of mu^2 of what is released before the steps."""
-        return columns.SHARE if self.scales else CENTRE if self.centres else 0.0
+        return self.counts + (columns.SHARE if self.scales else CENTRE if self.centres else 0.0)
 
     @property
     def mu(self) -> float:
@@ -373,22 +386,31 @@ class WhitenedHead(Clipping):
         return 0
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen | FirstRelease:
+        """Return the map of features, or what is released before the steps and decoded to it (`mapped`); with a count
+        of the classes if these are to weigh alike (`class_shares.counted`)."""
+        mu = self.facts.mu * math.sqrt(self.first_steps / (self.steps + self.first_steps))
+        if not self.counts:
+            return self.mapped(public, d, mu)
+        share = self.counts / self.released
+        before = self.mapped(public, d, mu * math.sqrt(1 - share))
+        return class_shares.counted(before, self.facts.classes, mu, share, BALANCE)
+
+    def mapped(self, public: Split | None, d: int, mu: float) -> Frozen | FirstRelease:
         """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
         rows of one length, less their private mean (`centred`); of rows that are no images, less all of the mean of the
         row but as much as one feature has. Of a table, columns in their scale come first, which a histogram of private
-        rows gives if there are no public ones."""
+        rows gives if there are no public ones. mu: of what is released for it."""
         facts, weights = self.facts, None
         table, raw = facts.raw is not None, facts.raw or 0
         if public is None:
-            mu_of_first = facts.mu * math.sqrt(self.first_steps / (self.steps + self.first_steps))
             if self.scales:
-                return columns.released(raw, d, mu_of_first, LENGTH)
+                return columns.released(raw, d, mu, LENGTH)
             as_it_is = torch.zeros(0), torch.zeros(0), torch.tensor(math.inf)
             scaling = columns.widened(as_it_is, d) if table else None
             # of anyone's features, unlike those of images, the mean of a row may be what tells classes apart
             level = False if table else True if facts.images else 1 - 1 / math.sqrt(d)
             if self.centres:
-                return centred(d, facts.n, mu_of_first, level)
+                return centred(d, facts.n, mu, level)
             return Frozen(unit=True, root=not table, level=level, length=LENGTH).scaled(scaling)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
@@ -433,13 +455,29 @@ class WhitenedHead(Clipping):
         """Divide the weights by sqrt(1 + pi s^2 / 8), s the deviation of the noise in a logit, which is known: on
         average over the noise, sigmoid(a + s z) is about sigmoid of that (MacKay 1992, The Evidence Framework Applied
         to Classification Networks). No order of classes changes. A correction of a public classifier, which has no
-        noise, stays."""
-        if self.offsets or not self.corrects:  # of a single release the discriminant knows the noise
+        noise, stays.
+
+        If the balanced accuracy counts, subtract the logarithms of the shares of classes from the biases, as far as the
+        weights of examples have not done so: in all, logits are then of classes that are equally frequent (Menon et
+        al. 2021, Long-tail Learning via Logit Adjustment, arXiv:2007.07314)."""
+        if not self.corrects:  # the discriminant of a single release knows noise and shares
             return
-        steps, n = view.steps, view.batch_size
-        spread = noise_by_rate(ROW, self.bound, math.sqrt(steps) / self.mu, steps, n, MOMENTUM) * self.rate(n, steps)
-        for parameter in view.model.parameters():
-            parameter.detach().div_(math.sqrt(1 + math.pi * spread**2 / 8))
+        if not self.offsets:
+            steps, n = view.steps, view.batch_size
+            noise = noise_by_rate(ROW, self.bound, math.sqrt(steps) / self.mu, steps, n, MOMENTUM)
+            spread = noise * self.rate(n, steps)
+            for parameter in view.model.parameters():
+                parameter.detach().div_(math.sqrt(1 + math.pi * spread**2 / 8))
+
+        bias = dict(view.model.named_parameters()).get("bias")
+        if not self.facts.balanced or bias is None:
+            return
+        if self.labelled:
+            counts = view.labelled(self.name).y.long().bincount(minlength=view.classes).double()
+            left = class_shares.shares_of(counts + 1, 0.0).log()
+        else:  # weights are shares^BALANCE
+            left = (1 + BALANCE) / BALANCE * view.model.get_buffer("class_weights").double().log()
+        bias.detach().sub_(left.to(bias))
 
 
 @dataclass
@@ -500,19 +538,22 @@ class WhitenedHeadOnce(WhitenedHead):
             gradient = plain.decode(mean)
             c, k = weight.shape
             means, counts = -gradient[: c * k].view(c, k), -gradient[c * k :]
-            return -torch.cat([part.flatten() for part in discriminant(means, counts, noise, view.multi_label)])
+            parts = discriminant(means, counts, noise, view.multi_label, self.facts.balanced)
+            return -torch.cat([part.flatten() for part in parts])
 
         return plain._replace(decode=decode)
 
 
-def discriminant(sums: Tensor, counts: Tensor, noise: float, multi_label: bool) -> tuple[Tensor, Tensor]:
+def discriminant(
+    sums: Tensor, counts: Tensor, noise: float, multi_label: bool, balanced: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return weights [C, k] and biases, [C] or none as `counts`, of the linear discriminant of classes that vary alike
     in all directions, from noisy sums.
 
     sums: [C, k], over n, of the rows of each class, less 1/C of the sum over all; or, for L labels, half the sum of the
     rows with the label less that of the others, over L. counts: [C], the same of ones; or none. noise: deviation of
     each number. The sum over all rows counts as zero, since the public mean was subtracted from each; that the public
-    mean weighs classes leaves little of it.
+    mean weighs classes leaves little of it. balanced: of classes that are equally frequent where it is used.
     """
     c, k = sums.shape
     counted = len(counts) > 0
@@ -539,5 +580,5 @@ def discriminant(sums: Tensor, counts: Tensor, noise: float, multi_label: bool) 
         others = shares / (1 - shares)
         weights, biases = means / (1 - shares)[:, None], others.log() - squares * (1 - others.square()) / (2 * variance)
     else:
-        weights, biases = means, shares.log() - squares / (2 * variance)
+        weights, biases = means, (0.0 if balanced else shares.log()) - squares / (2 * variance)
     return weights / variance, biases if counted else counts[:0]

@@ -108,6 +108,7 @@ class Task(NamedTuple):
     text: TextInput | None = None  # if the examples are texts
     untested: bool = False  # the test part is made up
     preconditioner: Tensor | None = None  # for a linear classifier, by a release before it (`Frozen.preconditioner`)
+    class_weights: Tensor | None = None  # the same (`Frozen.class_weights`)
 
     @property
     def form(self) -> str:

@@ -122,7 +122,8 @@ class OffsetLinear(nn.Linear):
 
 class LinearGradients:
     """Source of G for nn.Linear on features x [n, d], or OffsetLinear on [n, d + C]: classes y [n] by cross-entropy, or
-    0/1 rows y [n, labels] by binary cross-entropy, mean over the labels; one label is a binary task."""
+    0/1 rows y [n, labels] by binary cross-entropy, mean over the labels; one label is a binary task. If the model has
+    `class_weights` [C], the loss of an example is multiplied by that of its class."""
 
     def __init__(self, model: nn.Linear):
         self.model = model
@@ -177,4 +178,6 @@ class LinearGradients:
             true = log_p.gather(0, y[None])  # [1, n]
             losses = -true.squeeze(0)
             r = log_p.exp_().scatter_(0, y[None], true.expm1())
+            if (weights := getattr(self.model, "class_weights", None)) is not None:
+                losses, r = losses * weights[y], r * weights[y]
         return FactoredGradients(r.T, x, bias is not None, losses, squares)

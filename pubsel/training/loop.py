@@ -127,8 +127,10 @@ def noisy_sum(
     source: Source,
     rows: int = 2**14,
     people: Tensor | None = None,
+    y: Tensor | None = None,
 ) -> Frozen:
     """Return what `release` decodes from its sum over all private features x [n, d], plus noise of the declared scale.
+    y: classes [n], for a release of these.
 
     people: the number of examples of each person, which follow each other. A person then adds
     the mean of what their examples would add, whose norm is at most the largest of theirs, and so at most the declared
@@ -136,7 +138,12 @@ def noisy_sum(
     total = torch.zeros(release.size, dtype=torch.float64)
     sizes = None if people is None else people.repeat_interleave(people)  # of each example
     for k in [1] if sizes is None else sizes.unique().tolist():
-        for part in (x if sizes is None else x[sizes == k]).split(rows):
+        some = torch.arange(len(x)) if sizes is None else torch.nonzero(sizes == k).squeeze(1)
+        for places in some.split(rows):
+            part = x[places]
+            if release.classes:
+                assert y is not None
+                part = torch.cat([part, nn.functional.one_hot(y[places].long(), release.classes).to(part)], 1)
             total += release.clipped_sum(part) / k
     scale = deviation(noise_multiplier, release.sensitivity)
     return release.decode(noised(total, scale, release.sensitivity, source))

@@ -54,7 +54,8 @@ def prepare(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: bo
         task = task.each(lambda split: Split(split.x.nan_to_num(0.0), split.y))
     if frozen is not None:
         task = task.each(lambda split: Split(gathered(map(frozen, in_parts(split.x, FEATURES)), len(split.x)), split.y))
-        task = task._replace(offsets=frozen.offsets, preconditioner=frozen.preconditioner)
+        beside_map = {name: getattr(frozen, name) for name in ("offsets", "preconditioner", "class_weights")}
+        task = task._replace(**beside_map)
     model = cell.network(task)
     if not (cell.model.once and isinstance(model, models.Network)):
         return Prepared(model, frozen, model, task)
@@ -136,13 +137,10 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: boo
 
     def draw() -> dict[str, Any]:
         noise_multiplier, source = plan["noise_multiplier"], secret("release")
-        return noisy_sum(release, task.private.x, noise_multiplier, source, people=task.people).parts()
+        x, y = task.private
+        return noisy_sum(release, x, noise_multiplier, source, people=task.people, y=y).parts()
 
-    kept = released_once(cell.folder / "release.pt", secret, draw)
-    scaling, middle, preconditioner = (kept.pop(name) for name in ("scaling", "middle", "preconditioner"))
-    frozen = Frozen(**kept).scaled(scaling).less(middle)
-    frozen.preconditioner = preconditioner
-    return frozen
+    return Frozen.of_parts(released_once(cell.folder / "release.pt", secret, draw))
 
 
 def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, accountant.Plan]:
