@@ -12,6 +12,7 @@ import torch
 from scipy.stats import norm
 
 from pubsel.algorithms.adassp import statistics
+from pubsel.algorithms.class_shares import counted
 from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.algorithms.dppl import prototype_scores
 from pubsel.algorithms.noisy_sgd import LOGISTIC, chances, signed_examples
@@ -68,6 +69,12 @@ def in_classes(x):
     return Split(x, torch.arange(len(x)) % 3)
 
 
+def counts_and_mean(x, people):
+    release = counted(centred(D, 100, 0.3, True), 3, 0.3, 0.4, -0.5)
+    classes = torch.nn.functional.one_hot(torch.arange(len(x)) % 3, 3) * x.isfinite().all(1, keepdim=True)
+    return release.clipped_sum(torch.cat([x, classes.to(x)], 1))
+
+
 def second_moments(x, people):
     rows = unit(x)
     return triangle(rows.T @ rows)
@@ -86,6 +93,7 @@ SUMS = {  # by how much one unit may move it, and whether units may be people
     "sum of clipped gradients": (mean_rows, 2, 1.0, True),
     "first release of dp_pca": (lambda x, people: noisy_covariance(NEAR, 2).clipped_sum(x), 2, 1.0, False),
     "private centre of whitened_head": (lambda x, people: centred(D, 100, 0.3, True).clipped_sum(x), 2, 1.0, False),
+    "counts and centre of whitened_head": (counts_and_mean, 2, 1.0, False),
     "first release of dp_fc": (lambda x, people: build("dp_fc").frozen(None, D, secret).clipped_sum(x), 2, 1.0, False),
     "release of adassp": (lambda x, people: statistics(in_classes(x), 3), 2, math.sqrt(3), False),
     "scores of dppl_public": (

@@ -3,7 +3,7 @@ own method: no paper.
 
 Where classes are unbalanced, most of what a budget can learn is that the frequent ones are frequent. `counted` releases
 the counts, next to whatever is released before the steps; the loss of an example is then multiplied by a weight that
-only depends on its class (`weights_of`), before its gradient is clipped: the sensitivity of a step stays what it is.
+only depends on its class (`weights_by_rarity`), before its gradient is clipped: the sensitivity of a step stays what it is.
 """
 
 import math
@@ -23,7 +23,7 @@ def shares_of(counts: Tensor, noise: float) -> Tensor:
     return counts / counts.sum()
 
 
-def weights_of(shares: Tensor, exponent: float) -> Tensor:
+def weights_by_rarity(shares: Tensor, exponent: float) -> Tensor:
     """Return the weights [C] of examples by the shares of their classes: these to a power below 0, with a largest
     weight of 1, which the rarest class has."""
     weights = shares**exponent
@@ -53,7 +53,7 @@ def counted(before: Frozen | FirstRelease, classes: int, mu: float, share: float
         if isinstance(before, FirstRelease):
             frozen = before.decode(before.sensitivity / rest * noisy[:-classes])
         assert isinstance(frozen, Frozen)
-        frozen.class_weights = weights_of(shares, exponent)
+        frozen.class_weights = weights_by_rarity(shares, exponent)
         return frozen
 
     size = before.size if isinstance(before, FirstRelease) else 0
