@@ -9,6 +9,7 @@ import pytest
 from test_draw import asked
 from test_judged import of_choosing
 from test_paired import methods
+from test_paired import runs as raced
 from test_read_off import boosted, by_k, of_test, started
 
 from pubsel import records
@@ -27,7 +28,7 @@ def folder(tmp_path_factory):
     """Results from which each kind of table and of figure can be made."""
     folder = tmp_path_factory.mktemp("golden")
     runs, ranks = of_choosing()
-    runs += methods()
+    runs += methods() + raced("only_public", {0: 60, 1: 65}, epsilon=0.0)
     runs += [
         run
         for private in ("flowers5", "kagchest")

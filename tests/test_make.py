@@ -221,6 +221,18 @@ def test_dry_lists_what_is_there_and_what_the_rest_takes(cli: Cli) -> None:
     assert lines[-1] == "mine: 1 of 4 cells are there; the other 3: about 6.0 h, by the records of the same kind"
 
 
+def test_a_part_that_gives_null_has_no_such_command(cli: Cli) -> None:
+    parts = {"weak": {"epsilon": 4, "seeds": None}, "strong": {"epsilon": 2, "seeds": "5,6"}}
+    write_table(MINE | {"parts": parts, "runs": ["run seed=0", "run seed={seeds}"]})
+    cells = done(cli, "make", "mine", *HERE, "dry=true")[0].splitlines()[2:-2]
+    assert [re.search(r"eps\d-seed\d", line).group() for line in cells] == [  # type: ignore[union-attr]
+        "eps4-seed0",
+        "eps2-seed0",
+        "eps2-seed5",
+        "eps2-seed6",
+    ]
+
+
 def test_hours_grow_with_steps_batches_and_k(composers: dict[str, make.Composer]) -> None:
     """A run of 3 steps told 14 s for one of 50 epochs."""
     words = ["+experiment=gep_cifar10", "training.epochs=50", "training.batch_size=1000"]

@@ -80,6 +80,12 @@ class Spec(Work):
     reference: dict[str, Any] = field(default_factory=dict)  # keys as of `records`: the row that others compare with
     judged: list[str] = field(default_factory=list)  # distances whose order is compared with utility's (judged.py)
     chosen: list[str] = field(default_factory=list)  # labels of rows whose settings were chosen at a cost not counted
+    # name: `of`, a row as `reference` is, and `over`, the algorithms whose best row it is compared with in each cell
+    gains: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def chooses(self, label: str) -> bool:
+        """Return whether the settings of rows with a label are selected: of all, if no label is `chosen`."""
+        return bool(self.select) and (label in self.chosen or not self.chosen)
 
 
 @dataclass(frozen=True)
@@ -250,6 +256,9 @@ def spec(name: str) -> Spec:
         raise UserError(f"{path}: select takes by ({', '.join(SELECTION)}) and over")
     if not (isinstance(about.reference, dict) and isinstance(about.chosen, list)):
         raise UserError(f"{path}: reference takes keys with a value each, and chosen a list of labels")
+    for name, gain in about.gains.items():
+        if set(gain) != {"of", "over"} or not (isinstance(gain["of"], dict) and isinstance(gain["over"], list)):
+            raise UserError(f"{path}: gains, {name}: takes of (keys with a value each) and over (a list of algorithms)")
     return about
 
 
@@ -318,7 +327,12 @@ def value_of(record: dict[str, Any], key: str) -> Any:
 def _scope(spec: Spec, records: list[dict[str, Any]], ranks: list[dict[str, Any]]) -> list[TableCell]:
     """Return the cells that a table shows."""
     candidates = cells(belonging(spec, [*records, *ranks] if spec.ranks else records))
-    return selected(candidates, spec.select["by"], spec.select["over"]) if spec.select else candidates
+    if not spec.select:
+        return candidates
+    # what nobody chose is not selected either
+    chosen = [cell for cell in candidates if spec.chooses(cell["label"])]
+    others = [cell for cell in candidates if not spec.chooses(cell["label"])]
+    return [*others, *selected(chosen, spec.select["by"], spec.select["over"])]
 
 
 # Tables
@@ -434,7 +448,7 @@ def _row(cell: TableCell, spec: Spec, ranks: list[dict[str, Any]]) -> dict[str, 
     """Return what our columns show of a cell; a distance alone is a row too, without a utility."""
     row = {"cell": cell, **{key: cell[key] for key in CELL}}
     row |= {column: at(cell["settings"], key) for column, key in spec.match.items()}
-    row |= {"selected": SELECTION[spec.select["by"]] if spec.select else None, "valid": cell.valid()}
+    row |= {"selected": SELECTION[spec.select["by"]] if spec.chooses(cell["label"]) else None, "valid": cell.valid()}
     row |= {"seeds": len(cell.records), "commits": len({record.get("commit") for record in cell.records})}
     row["utility"], row["utility_std"] = cell.utility() if cell.trained() else (None, None)
     row["utility_low"], row["utility_high"] = cell.interval()
@@ -501,8 +515,8 @@ def as_frame(rows: pandas.DataFrame, columns: list[str]) -> pandas.DataFrame:
     whole numbers and truth values as such."""
     frame = rows.reindex(columns=columns).infer_objects().reset_index(drop=True)
     for column in columns:
-        if re.search("utility|difference|regret|distance|spearman|kendall|epsilon", column):
-            digits = 2 if re.search("utility|difference|regret", column) else 4
+        if re.search("utility|difference|regret|gain|distance|spearman|kendall|epsilon", column):
+            digits = 2 if re.search("utility|difference|regret|gain", column) else 4
             frame[column] = frame[column].astype(float).round(digits) + 0.0
         elif column in ("seeds", "common_seeds", "commits", "m", "pairs", "paper_pairs", "sets"):
             frame[column] = frame[column].astype("Int64")

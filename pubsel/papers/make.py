@@ -12,7 +12,8 @@ The file of a table (conf/tables), or of other work (conf/work), lists under `ru
                                such as pair.seed=${seed}, too
 
 A command with a key in braces is one command for each of the file's `parts`: {part} is the name of the part, the other
-keys are what the file gives it. NAME_PART makes one part. `common` is put before the words of each run.
+keys are what the file gives it; a part for which it gives null has no such command. NAME_PART makes one part. `common`
+is put before the words of each run.
 """
 
 import json
@@ -116,8 +117,11 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
 
         each = "{" in words and command != "more_seeds"  # whose cells are those of all parts
         for part in parts if each and parts else [""]:
+            values = {"part": part, **(work.parts.get(part) or {})}
+            if each and any(value is None and f"{{{key}}}" in words for key, value in values.items()):
+                continue
             try:
-                written = words.format(**{"part": part, **(work.parts.get(part) or {})}) if each else words
+                written = words.format(**values) if each else words
             except (KeyError, ValueError, IndexError) as error:
                 raise UserError(f"runs of {stem}: {words}: its parts give no {error}; a brace itself is {{{{") from None
             if command == "make":

@@ -5,19 +5,22 @@ cells the reference is first, and the time of training. Rows are compared within
 import math
 import statistics
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pandas
 from scipy import stats
 
-from pubsel.papers.join import Spec, Table, TableCell, as_frame, differing, groups_by, settings_text, value_of
+from pubsel.papers.join import Table, TableCell, as_frame, differing, groups_by, settings_text, value_of
 
 OWN = "own"  # in `reference`: public data that are a part of the private set
 SHORTEST = 0.05  # seconds; records are rounded to 0.1
-LEVEL = 0.95
+ERROR = 0.05  # of an interval, and of all comparisons together
 COLUMNS = (
-    "private model epsilon algorithm public label setting difference difference_low difference_high common_seeds"
+    "private model epsilon algorithm public label setting difference difference_low difference_high common_seeds p "
+    "reference_is"
 ).split()
+GAINS = "comparison epsilon cells gain gain_least gain_most first near ahead behind".split()
 
 
 class Row(NamedTuple):
@@ -31,6 +34,7 @@ class Row(NamedTuple):
 class Group(NamedTuple):
     """Rows of one private set, model and epsilon."""
 
+    gain: str  # the key of `gains` that the rows are compared for; "": with `reference`
     private: str
     model: str
     epsilon: float
@@ -38,114 +42,182 @@ class Group(NamedTuple):
     others: list[Row]
 
 
+class Difference(NamedTuple):
+    """A paired difference of utility, in points."""
+
+    seeds: int  # that both have
+    mean: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+
+
+class ComparedRow(NamedTuple):
+    """A row next to the reference of its group."""
+
+    group: Group
+    row: Row
+    difference: Difference
+    reference_is: str  # "ahead" of the row, or "behind" it, beyond Holm's correction; or ""
+
+
 class Standing(NamedTuple):
     """Place of the reference among rows."""
 
     group: Group
-    best: Row  # of the others
+    best: ComparedRow  # with the best of the others
     behind: float  # points that the reference is below it, on average over the seeds of each; negative: above
     near: bool  # whether it is first, or no more than its standard deviation over seeds below
+    ahead: bool  # whether it is ahead of every row, beyond Holm's correction
+    beaten: bool  # whether it is behind one or more, beyond Holm's correction
 
 
-def groups_of(table: Table) -> list[Group]:
-    """Return the rows that have a utility, by private set, model and epsilon; none if the table has no reference."""
+def groups_of(table: Table, gain: str = "") -> list[Group]:
+    """Return the rows that have a utility, by private set, model and epsilon; none if the table has no reference. A row
+    with epsilon 0, which reads no private example, is in the groups of all epsilons. gain: a key of `gains`, whose `of`
+    is the reference, and whose `over` names the algorithms of the others."""
+    reference, over = table.spec.reference, None
+    if gain:
+        reference, over = (table.spec.gains[gain][key] for key in ("of", "over"))
 
-    rows = _rows(table) if table.spec.reference else []
-    rows.sort(key=lambda row: row.cell.place())
     groups = []
-    for together in groups_by(rows, lambda row: row.cell.place()):
-        fitting = [row for row in together if is_reference(row.cell, table.spec)]
-        others = [row for row in together if not is_reference(row.cell, table.spec)]
-        groups.append(Group(*together[0].cell.place(), fitting, others))
+    rows = sorted(_rows(table) if reference else [], key=lambda row: row.cell.place()[:2])
+    for together in groups_by(rows, lambda row: row.cell.place()[:2]):
+        epsilons = {row.cell.epsilon() for row in together}
+        for epsilon in sorted(epsilons - {0}) or epsilons:
+            here = [(row, is_reference(row.cell, reference)) for row in together if row.cell.epsilon() in (0, epsilon)]
+            fitting = [row for row, fits in here if fits]
+            others = [row for row, fits in here if not fits and (over is None or row.cell["algorithm"] in over)]
+            groups.append(Group(gain, *together[0].cell.place()[:2], epsilon, fitting, others))
     return groups
 
 
-def is_reference(cell: TableCell, spec: Spec) -> bool:
-    """Return whether a cell has the values of `reference`; public data `own` are those of the private set."""
-    wanted = dict(spec.reference)
+def is_reference(cell: TableCell, reference: dict[str, Any]) -> bool:
+    """Return whether a cell has the values of a reference; public data `own` are those of the private set."""
+    wanted = dict(reference)
     if wanted.get("public") == OWN:
         wanted["public"] = cell["private"]
     return all(value_of(cell.records[0], key) == value for key, value in wanted.items())
 
 
-def paired_difference(row: TableCell, reference: TableCell) -> tuple[int, float | None, float | None, float | None]:
-    """Return the number of seeds that both have, the mean over them of the difference of utility (row minus reference,
-    points), and its 95 % t interval: None without a common seed, and no interval with a single one. Of a row of which
-    nothing is drawn, `pair.seed` is 0 in all records, so that only the seeds of runs are compared, each by its mean
-    over draws of the data."""
-    frames = [pandas.DataFrame([(r["seed"], 100 * r["utility"]) for r in cell.records]) for cell in (row, reference)]
-    ours, theirs = (frame.groupby(0)[1].mean().to_dict() for frame in frames)
-    points = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    if not points:
-        return 0, None, None, None
+def paired_difference(row: TableCell, reference: TableCell) -> Difference:
+    """Return the mean over the seeds that both have of the difference of utility (row minus reference, points), its
+    95 % t interval, and p of the two-sided paired t-test: None without a common seed, and no interval and p with a
+    single one. Of a row of which nothing is drawn, `pair.seed` is 0 in all records, so that only the seeds of runs are
+    compared, each by its mean over draws of the data."""
+    ours, theirs = (
+        {
+            of_seed[0]["seed"]: 100 * statistics.fmean(record["utility"] for record in of_seed)
+            for of_seed in groups_by(cell.records, lambda record: record["seed"])
+        }
+        for cell in (row, reference)
+    )
+    # rounded: what floats add to equal differences is no spread
+    points = [round(ours[seed] - theirs[seed], 9) for seed in sorted(ours.keys() & theirs.keys())]
+    if len(points) < 2:
+        return Difference(len(points), points[0] if points else None, None, None, None)
 
-    mean = statistics.fmean(points)
-    if len(points) == 1:
-        return 1, mean, None, None
-    margin = float(stats.t.ppf((1 + LEVEL) / 2, len(points) - 1) * stats.sem(points))
-    return len(points), mean, mean - margin, mean + margin
+    mean, error = statistics.fmean(points), statistics.stdev(points) / math.sqrt(len(points))
+    margin = float(stats.t.ppf(1 - ERROR / 2, len(points) - 1)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, len(points) - 1)) if error else float(mean == 0)
+    return Difference(len(points), mean, mean - margin, mean + margin, p)
+
+
+def comparisons(groups: list[Group]) -> list[ComparedRow]:
+    """Return every other row of each group that has one reference next to it; Holm's correction is over all that have a
+    p."""
+    pairs = [(group, row) for group in groups if len(group.references) == 1 for row in group.others]
+    differences = [paired_difference(row.cell, group.references[0].cell) for group, row in pairs]
+    compared = []
+    beyond = holm([difference.p for difference in differences])
+    for (group, row), difference, is_beyond in zip(pairs, differences, beyond, strict=True):
+        lead = "ahead" if (difference.mean or 0) < 0 else "behind"
+        compared.append(ComparedRow(group, row, difference, lead if is_beyond else ""))
+    return compared
+
+
+def holm(values: list[float | None]) -> list[bool]:
+    """Return which of these p are significant by Holm's step-down correction over those that are not None."""
+    beyond = [False] * len(values)
+    known = sorted((p, place) for place, p in enumerate(values) if p is not None)
+    for rank, (p, place) in enumerate(known):
+        if p > ERROR / (len(known) - rank):
+            break
+        beyond[place] = True
+    return beyond
 
 
 def paired_differences(table: Table) -> pandas.DataFrame:
-    """Return a row for each row of the table whose group has a reference: `paired_difference`, in points."""
+    """Return a row for each row of the table whose group has a reference: `paired_difference`, in points; and whether
+    the reference is ahead of that row or behind it, beyond Holm's correction over all rows returned."""
     rows = []
-    for group in groups_of(table):
-        if len(group.references) != 1:
-            continue
-
-        for other in group.others:
-            same = [other.cell[key] for key in ("algorithm", "public", "label")]
-            about = [group.private, group.model, group.epsilon, *same, other.setting]
-            common, *points = paired_difference(other.cell, group.references[0].cell)
-            rows.append([*about, *points, common])
+    for group, row, difference, reference_is in comparisons(groups_of(table)):
+        same = [row.cell[key] for key in ("algorithm", "public", "label")]
+        common, mean, low, high, p = difference
+        about = [group.private, group.model, group.epsilon, *same, row.setting, mean, low, high, common]
+        rows.append([*about, None if p is None else float(f"{p:.3g}"), reference_is or None])
     return as_frame(pandas.DataFrame(rows, columns=COLUMNS), COLUMNS)
 
 
-def standings(table: Table, without_choice: bool) -> list[Standing]:
-    """Return the place of the reference in each group that has one and other rows. without_choice: only among
-    rows whose settings nobody chose: their label is not among `chosen`."""
+def standings(compared: list[ComparedRow], without: Sequence[str] = ()) -> list[Standing]:
+    """Return the place of the reference in each group, among the rows that have none of the labels `without`."""
     places = []
-    for group in groups_of(table):
-        others = [row for row in group.others if not (without_choice and row.cell["label"] in table.spec.chosen)]
-        if len(group.references) == 1 and others:
-            best = max(others, key=lambda row: row.cell.utility()[0])
-            mean, std = group.references[0].cell.utility()
-            behind = best.cell.utility()[0] - mean
-            places.append(Standing(group, best, behind, behind <= max(0.0, std or 0.0)))
+    among = [comparison for comparison in compared if comparison.row.cell["label"] not in without]
+    for rivals in groups_by(among, lambda comparison: comparison.group[:4]):
+        best = max(rivals, key=lambda rival: rival.row.cell.utility()[0])
+        mean, std = best.group.references[0].cell.utility()
+        behind = best.row.cell.utility()[0] - mean
+        verdicts = [rival.reference_is for rival in rivals]
+        every = all(verdict == "ahead" for verdict in verdicts)
+        places.append(Standing(best.group, best, behind, behind <= max(0.0, std or 0.0), every, "behind" in verdicts))
     return places
 
 
 def paired_summary(table: Table) -> list[str]:
-    """Return in how many groups the reference is first or nearly so, for readers; nothing without a reference,
-    and only if there are rows to compare with it."""
-    every = groups_of(table)
-    if not every:
-        return []
-
+    """Return in how many groups the reference is first or nearly so, and beyond Holm's correction, for readers; nothing
+    without a reference, and only if there are rows to compare with it."""
+    groups = groups_of(table)
+    compared = comparisons(groups)
     lines = []
-    for without_choice, among in ((True, "rows whose settings nobody chose"), (False, "all rows")):
-        places = standings(table, without_choice)
+    for without, among in ((table.spec.chosen, "rows whose settings nobody chose"), ((), "all rows")):
+        places = standings(compared, without)
         if not places:
             continue
         first, near = sum(standing.behind <= 0 for standing in places), sum(standing.near for standing in places)
+        ahead, beaten = sum(standing.ahead for standing in places), sum(standing.beaten for standing in places)
         lines.append(
-            f"The reference ({reference_name(table.spec)}) among {among}: first in {first} of {len(places)} cells of "
-            f"private data, model and epsilon; first or within one standard deviation, its over seeds, in {near}."
+            f"The reference ({reference_name(table.spec.reference)}) among {among}: first in {first} of {len(places)} "
+            "cells of private data, model and epsilon; first or within one standard deviation, its over seeds, in "
+            f"{near}; beyond Holm's correction ahead of every other row in {ahead}, behind one or more in {beaten}."
         )
+    return [*lines, *corrected(compared), *not_counted(groups)]
 
-    without = [group for group in every if len(group.references) != 1]
-    if without:
-        lines.append(f"Not counted, since none or several rows fit the reference: {'; '.join(map(_place, without))}.")
-    return lines
+
+def corrected(compared: list[ComparedRow]) -> list[str]:
+    """Return a line on all comparisons that have a p, if there are any."""
+    count = sum(comparison.difference.p is not None for comparison in compared)
+    verdicts = Counter(comparison.reference_is for comparison in compared)
+    about = (
+        f"Holm's correction, {100 * ERROR:g} % over {count} comparison{'s'[: count != 1]} of two or more common seeds"
+    )
+    return [f"{about}: ahead in {verdicts['ahead']}, behind in {verdicts['behind']}."] if count else []
+
+
+def not_counted(groups: list[Group]) -> list[str]:
+    """Return a line on the groups without a reference, or with several, if there are any."""
+    without = [group for group in groups if len(group.references) != 1 and group.others]
+    places = "; ".join(map(_place, without))
+    return [f"Not counted, since none or several rows fit the reference: {places}."] if without else []
 
 
 def exceptions(table: Table) -> list[str]:
     """Return a line for each group in which the reference is more than its standard deviation below the first."""
     lines = []
-    for standing in [standing for standing in standings(table, without_choice=False) if not standing.near]:
-        name, _, apart = standing.best.method.partition("\n")
+    for standing in [standing for standing in standings(comparisons(groups_of(table))) if not standing.near]:
+        name, _, apart = standing.best.row.method.partition("\n")
         shown = f"{name} ({apart})" if apart else name
-        lines.append(f"{_place(standing.group)}: {shown} is {standing.behind:.2f} points above.")
+        beyond = ", beyond Holm's correction" if standing.best.reference_is == "behind" else ""
+        lines.append(f"{_place(standing.group)}: {shown} is {standing.behind:.2f} points above{beyond}.")
     return lines
 
 
@@ -153,9 +225,41 @@ def _place(group: Group) -> str:
     return f"{group.private}, {group.model}, ε {'∞' if group.epsilon == math.inf else f'{group.epsilon:g}'}"
 
 
-def reference_name(spec: Spec) -> str:
-    """Return what the reference is, for readers: "algorithm gep, public own"."""
-    return ", ".join(f"{key} {'none' if value is None else value}" for key, value in spec.reference.items())
+def reference_name(reference: dict[str, Any]) -> str:
+    """Return what a reference is, for readers: "algorithm gep, public own"."""
+    return ", ".join(f"{key} {'none' if value is None else value}" for key, value in reference.items())
+
+
+# Gains
+
+
+def gains(table: Table) -> tuple[pandas.DataFrame, list[str]]:
+    """Return a row for each entry of `gains` and epsilon, and notes on what they are.
+
+    cells: how many of private data and model are compared. gain: the mean utility of `of` minus that of the best row
+    of `over`, in points, on average over the cells; gain_least and gain_most, of one cell. first and near: in how many
+    cells `of` is first, and first or no more than its standard deviation over seeds below. ahead and behind: of that
+    best row, beyond Holm's correction over the comparisons of all entries with every row of `over`: which one is the
+    best is seen in the results.
+    """
+    groups = [group for gain in table.spec.gains for group in groups_of(table, gain)]
+    compared = comparisons(groups)
+    rows, notes = [], []
+    for of_gain in groups_by(standings(compared), lambda standing: standing.group.gain):
+        name = of_gain[0].group.gain
+        for epsilon in sorted({standing.group.epsilon for standing in of_gain}):
+            places = [standing for standing in of_gain if standing.group.epsilon == epsilon]
+            points = [-standing.behind for standing in places]
+            spread = [statistics.fmean(points), min(points), max(points)]
+            first, near = sum(point >= 0 for point in points), sum(standing.near for standing in places)
+            verdicts = [standing.best.reference_is for standing in places]
+            counts = [first, near, verdicts.count("ahead"), verdicts.count("behind")]
+            rows.append([name, epsilon, len(points), *spread, *counts])
+
+        of, over = (table.spec.gains[name][key] for key in ("of", "over"))
+        without = not_counted([group for group in groups if group.gain == name])
+        notes.append(" ".join([f"{name}: of {reference_name(of)}; over {', '.join(over)}.", *without]))
+    return as_frame(pandas.DataFrame(rows, columns=GAINS), GAINS), [*notes, *corrected(compared)]
 
 
 # What rows are called
@@ -172,6 +276,8 @@ def _rows(table: Table) -> list[Row]:
     for cell, _ in pairs:
         kind = _kind(cell) if kinds[cell["algorithm"]] > 1 else OWN
         label = "" if cell["label"] == table.spec.reference.get("label") else cell["label"]
+        if label and table.spec.chooses(label) and table.spec.select["by"] == "test":
+            label += " (oracle)"
         names.append(", ".join(filter(None, [cell["algorithm"], "" if kind == OWN else kind, label])))
 
     # rows with one name in one group need their settings to be told apart

@@ -21,13 +21,21 @@ from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, rea
 from pubsel.settings.keys import TableConfig
 
 MISSING = "—"
-NOTHING = {"public": "none", "epsilon": "∞", "setting": "", "paper_public": ""}  # where an empty field is no gap
+NOTHING = {
+    "public": "none",
+    "epsilon": "∞",
+    "setting": "",
+    "paper_public": "",
+    "selected": "",
+    "reference_is": "",
+}  # where an empty field is no gap
 ORDER = (  # of columns
-    "measure private public algorithm epsilon label model setting selected utility paper_utility difference "
-    "seeds common_seeds seconds distance paper_distance paper_public valid pairs paper_pairs spearman "
+    "measure comparison private public algorithm epsilon label model setting selected utility paper_utility difference "
+    "p reference_is seeds common_seeds seconds distance paper_distance paper_public valid pairs paper_pairs spearman "
     "paper_spearman kendall paper_kendall sets nearest best regret nearest_other best_other regret_other "
     "nearest_sets best_sets regret_sets regret_most attack gsd_values features private_examples known_members "
-    "trials asked success_rate auc paper_success_rate"
+    "trials asked success_rate auc paper_success_rate cells gain gain_least gain_most first near ahead "
+    "behind"
 ).split()
 HEADS = {key: key.replace("_", " ").capitalize() for key in ORDER} | {
     "private": "Private data",
@@ -57,6 +65,14 @@ HEADS = {key: key.replace("_", " ").capitalize() for key in ORDER} | {
     "success_rate": "Success, %",
     "auc": "AUC",
     "paper_success_rate": "Paper, %",
+    "p": "p",
+    "reference_is": "Reference is",
+    "gain": "Mean gain",
+    "gain_least": "Least",
+    "gain_most": "Most",
+    "near": "First or within one deviation",
+    "ahead": "Ahead beyond Holm",
+    "behind": "Behind beyond Holm",
 }
 MEASURED = (
     "utility paper_utility difference seconds distance paper_distance spearman paper_spearman success_rate auc "
@@ -81,6 +97,16 @@ DIFFERENCES = (
     "Difference: the row minus the reference, in points, so above 0 if the row is better: the mean over the seeds that "
     "both have, and its 95 % t interval. A single common seed gives no interval, none gives nothing.",
     "An interval covers what the seed changes, and none of the other rows: of many intervals, some miss.",
+    "A row with ε 0, which reads no private example, is compared at every ε.",
+    "p: of the two-sided paired t-test. Reference is: ahead of the row, or behind it, beyond Holm's correction. With "
+    "few common seeds, only differences far above their spread are beyond it.",
+)
+GAINS = "Gains in points, over the best row of each cell of private data and model"
+ABOUT_GAINS = (
+    "Gain: the mean over seeds minus that of the best of the rows it is compared with, tuned ones among them; of the "
+    "cells, the mean, the least and the most.",
+    "In how many cells it is first, first or within one standard deviation (its over seeds) of the best, and ahead of "
+    "the best or behind it by a paired t-test beyond Holm's correction over the comparisons with all of these rows.",
 )
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -183,12 +209,7 @@ def notes(table: Table) -> list[str]:
         if column in frame and frame[column].notna().any():
             lines.append(about)
 
-    if table.spec.select.get("by") == "test":
-        lines.append("Settings were selected on the test set (oracle): ours are too good by that.")
-    elif table.spec.select:
-        by = SELECTED_BY[table.spec.select["by"]]
-        lines.append(f"Settings were selected by {by}; the privacy guarantee does not cover the selection.")
-
+    lines += _selection(table)
     for ours, paper in table.spec.stand_ins.items():
         if (frame["public"] == ours).any():
             lines.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
@@ -206,6 +227,18 @@ def notes(table: Table) -> list[str]:
     if weak := kinds["weak"]:
         lines.append(f"{weak} rows of ours have a weak privacy guarantee: its delta is above 1/n (n private examples).")
     return lines
+
+
+def _selection(table: Table) -> list[str]:
+    """Return a line on what selected the settings, if anything did."""
+    if not table.spec.select:
+        return []
+    by, labels = table.spec.select["by"], ", ".join(table.spec.chosen)
+    settings = f"Settings of rows with label {labels}" if labels else "Settings"
+    if by == "test":
+        whose = "these" if labels else "ours"
+        return [f"{settings} were selected on the test set (oracle): {whose} are too good by that."]
+    return [f"{settings} were selected by {SELECTED_BY[by]}; the privacy guarantee does not cover the selection."]
 
 
 def _weights(table: Table) -> list[str]:
@@ -321,19 +354,24 @@ def table_files(table: Table, ranks: list[dict[str, Any]]) -> dict[str, str]:
     """Return the files of a table, by what follows its name the content; _paired with rows to compare with the
     reference, _judged if the table judges distances. ranks: the records of `pubsel rank` (`read_measured`)."""
     name, title, known = table.name, table.spec.title, notes(table)
+    gains, of_gains = paired.gains(table)
+    of_gains = [*ABOUT_GAINS, *of_gains]
+    first = [] if gains.empty else [(gains, f"{name}: {GAINS}", of_gains, "_gains")]
+    above = [] if gains.empty else [GAINS, gains, of_gains, "All rows"]
     further = [] if table.ranks.empty else [RANKS, table.ranks]
     correlations = [] if table.ranks.empty else [(table.ranks, RANKS, list[str](), "_correlation")]
     files = {
         ".csv": as_csv(table.frame),
         "_correlation.csv": as_csv(table.ranks),
-        ".md": markdown(name, _markdown(title), table.frame, known, *further),
-        ".tex": latex(name, (table.frame, title, known, ""), *correlations),
+        ".md": markdown(name, _markdown(title), *above, table.frame, known, *further),
+        ".tex": latex(name, *first, (table.frame, title, known, ""), *correlations),
     }
+    files |= {} if gains.empty else {"_gains.csv": as_csv(gains)}
 
     # differences to the reference, if the table names one
     if not (frame := paired.paired_differences(table)).empty:
-        title = f"{name}: differences to the reference ({paired.reference_name(table.spec)})"
-        known, ahead = [*DIFFERENCES, *paired.paired_summary(table)], paired.exceptions(table)
+        title = f"{name}: differences to the reference ({paired.reference_name(table.spec.reference)})"
+        known, ahead = [*DIFFERENCES, *_selection(table), *paired.paired_summary(table)], paired.exceptions(table)
         page = markdown(name, _markdown(title), frame, known, *([AHEAD, ahead] if ahead else []))
         files |= {"_paired.csv": as_csv(frame), "_paired.md": page}
         files |= {"_paired.tex": latex(name, (frame, title, known, "_paired"))}
@@ -384,8 +422,11 @@ def _entry(key: str, value: Any, spread: Any, low: Any, high: Any) -> tuple[str,
     if key == "epsilon":
         return "∞" if value == float("inf") else f"{value:g}", ""
 
-    digits = 2 if re.search("utility|difference|regret|success", key) else 1 if key == "seconds" else 3
-    number = f"{value:{'+' if key == 'difference' else ''}.{digits}f}".replace("-", "−")
+    if key == "p":
+        return (f"{value:.3f}" if value >= 0.001 else "< 0.001"), ""
+
+    digits = 2 if re.search("utility|difference|regret|gain|success", key) else 1 if key == "seconds" else 3
+    number = f"{value:{'+' if re.match('difference|gain', key) else ''}.{digits}f}".replace("-", "−")
     if not pandas.isna(spread):
         return number, f"± {spread:.{digits}f}"
     return number, "" if pandas.isna(low) else f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
@@ -431,7 +472,9 @@ def run(settings: TableConfig) -> str:
     # one table: its files, and the same for the screen
     table = make(settings.table, records, ranks)
     paths = write(settings.table, table_files(table, measured), results)
-    parts = [text(table.frame, table.spec.title), "\n".join(notes(table))]
+    gains, _ = paired.gains(table)
+    parts = [] if gains.empty else [text(gains, GAINS)]
+    parts += [text(table.frame, table.spec.title), "\n".join(notes(table))]
     if not table.ranks.empty:
         parts.append(text(table.ranks, RANKS))
     if not (frame := judged.judged(table, measured)).empty:
