@@ -2,8 +2,8 @@
 own method: no paper.
 
 Where classes are unbalanced, most of what a budget can learn is that the frequent ones are frequent. `counted` releases
-the counts, next to whatever is released before the steps; the loss of an example is then multiplied by a weight that
-only depends on its class (`weights_by_rarity`), before its gradient is clipped: the sensitivity of a step stays what it is.
+the counts, next to whatever is released before the steps. The loss of an example is then multiplied by a weight of its
+class (`weights_by_rarity`) before its gradient is clipped, so the sensitivity of a step stays as it is.
 """
 
 import math
