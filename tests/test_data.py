@@ -145,8 +145,12 @@ def test_multi_label_npz(tmp_path):
     assert source.metric == "auc"
     assert source.classes == 5
     assert source.train.y.dtype == torch.float32
+
+    unknown = np.where(labels == labels[0], labels, np.nan)
+    npz(tmp_path / "a.npz", train_labels=unknown[:20], test_labels=unknown[20:])
+    assert open_dataset(str(tmp_path / "a.npz"), ".", False).train.y.isnan().sum() == np.isnan(unknown[:20]).sum()
     npz(tmp_path / "a.npz", train_labels=labels[:20] * 2, test_labels=labels[20:])
-    not_opened(str(tmp_path / "a.npz"), ".", r"holds only 0 and 1")
+    not_opened(str(tmp_path / "a.npz"), ".", r"holds only 0, 1 and nan, for not known")
 
 
 def test_missing_dataset_names_the_remedies(tmp_path, monkeypatch):

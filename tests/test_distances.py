@@ -345,6 +345,11 @@ def test_each_set_of_labels_is_a_class():
     assert class_numbers("x", torch.tensor([7, 3, 7]), "otdd").tolist() == [1, 0, 1]
 
 
+def test_labels_that_are_not_known_are_no_class():
+    with pytest.raises(UsageError, match="distance=otdd compares labels, and x has some that are not known"):
+        class_numbers("x", torch.tensor([[1.0, 0.0], [torch.nan, 0.0]]), "otdd")
+
+
 @pytest.mark.parametrize("name", ["task2vec", "otdd"])
 @pytest.mark.parametrize(("labels", "says"), [(0, "no.* has none, or one class alone"), (NO_CLASS, "combines sets")])
 def test_candidates_without_labels_are_named(name, labels, says, digits):

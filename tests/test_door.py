@@ -174,8 +174,34 @@ def test_a_column_for_each_label_gives_several_labels_if_its_owner_says_so(tmp_p
     assert len(task.private.y) + len(task.test.y) == 100  # an example without a label is one of none of them
 
     path = table(tmp_path / "u", lambda i: ("1,0,-1", "0,1,1", ",0,0", "0,1,0")[i % 4], "path,A,B,C")
-    refused(r"50 of 300 labels are not 0 or 1.*accept=\[not_known\]", path, label=["A", "B", "C"])
-    assert task_of(path, label=["A", "B", "C"], accept=["not_known"]).private.y[:, 2].sum() > 0
+    refused(r"25 of 300 labels are not 0 or 1: leave .* empty.*accept=\[not_known\]", path, label=["A", "B", "C"])
+    y = task_of(path, label=["A", "B", "C"], accept=["not_known"]).private.y.nan_to_num(-1)
+    assert set(map(tuple, y.tolist())) == {(1, 0, -1), (0, 1, 1), (-1, 0, 0), (0, 1, 0)}
+
+
+def test_an_empty_cell_of_a_label_is_not_known(tmp_path):
+    path = table(tmp_path / "t", lambda i: ("1,,0", "0,1,", "na,0,?", ",,")[i % 4], "path,A,B,C", n=200)
+    task = task_of(path, label=["A", "B", "C"])
+    assert "100 of 300 labels are not known, and count neither as 0 nor as 1" in named(task)["not_known"].text
+    assert set(map(tuple, task.private.y.nan_to_num(-1).tolist())) == {(1, -1), (0, 1), (-1, 0)}  # nobody has C
+    assert "50 of 200 rows have no label (nothing) and are left out" in named(task)["unlabelled"].text
+
+    # of rows with one label each, which would otherwise be classes
+    path = table(tmp_path / "u", lambda i: ("1,0", "0,1", "1,")[i % 3], "path,A,B")
+    assert set(map(tuple, task_of(path, label=["A", "B"]).private.y.nan_to_num(-1).tolist())) == {
+        (1, 0),
+        (0, 1),
+        (1, -1),
+    }
+
+
+def test_copies_with_equal_labels_may_be_unknown(tmp_path):
+    path = table(tmp_path / "t", lambda i: ("1,", "0,1")[i % 2], "path,A,B")
+    for i in (0, 2, 4):
+        picture(0).save(path.parent / f"{i}.png")
+    found = named(task_of(path, label=["A", "B"]))
+    assert "100 images are 98 different ones" in found["copies"].text
+    assert "conflict" not in found
 
 
 def test_a_row_that_repeats_another_is_one_example(tmp_path):

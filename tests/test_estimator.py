@@ -278,6 +278,21 @@ def test_several_labels_an_example():
     assert (release.predict(X) == several).mean() > 0.8
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_images_without_a_label_are_left_out_with_their_labels(several):
+    y = np.stack([DIGIT > 4, DIGIT % 2], 1) if several else DIGIT[:, None]
+    hidden = np.where(np.arange(len(y))[:, None] % 3 == 0, np.nan, y)
+    release = pubsel.fit(IMAGES, hidden if several else hidden[:, 0], epsilon=8)
+    assert (release.predict(IMAGES).astype(float) == y.squeeze()).mean() > 0.8
+
+
+def test_labels_that_are_not_known():
+    several = np.stack([Y, X[:, 0] > 14], axis=1).astype(float)
+    hidden = np.where(np.random.default_rng(0).random(several.shape) < 0.3, np.nan, several)
+    release = pubsel.fit(X, hidden, epsilon=5)
+    assert (release.predict(X) == several).mean() > 0.8
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [

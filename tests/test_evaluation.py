@@ -40,6 +40,14 @@ def test_multi_label_auc_leaves_out_labels_of_one_value():
     assert auc(outputs, y) == 0.5  # the first label 1, the second 0, the third has one value only
 
 
+def test_the_auc_of_a_label_is_over_the_examples_that_know_it():
+    nan, outputs = torch.nan, torch.tensor([[1.0, 0, 3], [2, 1, 2], [3, 5, 1], [9, 9, 0]])
+    y = torch.tensor([[0, 1, 1], [nan, 0, nan], [1, nan, 1], [0, 1, nan]])
+    assert auc(outputs, y) == pytest.approx((0.5 + 0.5) / 2)  # pairs 1 > 0 of 2 each; the third label has one value
+    y[3, 0] = nan
+    assert auc(outputs, y) == pytest.approx((1 + 0.5) / 2)
+
+
 def test_balanced_accuracy_is_the_mean_of_the_recalls_of_the_classes_that_are_there():
     outputs = torch.eye(4)[[0, 0, 1, 3, 2, 2]]
     y = torch.tensor([0, 0, 0, 0, 2, 3])  # no example of class 1; recalls 1/2, 1, 0
@@ -53,7 +61,11 @@ def test_only_accuracy_needs_no_two_classes():
     check_classes(torch.ones(3, dtype=torch.long), "accuracy", "the test set")
     check_classes(torch.tensor([0, 2]), "auc", "the test set")
     check_classes(torch.tensor([[0.0, 1], [1, 1]]), "auc", "the test set")
-    for y in (torch.ones(3, dtype=torch.long), torch.tensor([[0.0, 1], [0, 1]])):
+    for y in (
+        torch.ones(3, dtype=torch.long),
+        torch.tensor([[0.0, 1], [0, 1]]),
+        torch.tensor([[0, torch.nan], [torch.nan, 1]]),
+    ):
         for metric, words in (("auc", "AUC"), ("balanced_accuracy", "balanced accuracy"))[: 3 - y.dim()]:
             with pytest.raises(UserError, match=rf"{words} needs .* at least two classes, the test set has one"):
                 check_classes(y, metric, "the test set")
@@ -90,9 +102,13 @@ def outputs_and_labels(kind, n=400):
     if kind == "unbalanced":
         y = random.choice(4, size=n, p=[0.7, 0.2, 0.1 - 3 / n, 3 / n])
         return torch.from_numpy(random.normal(size=(n, 4)) + 2 * np.eye(4)[y] * [1, 0.5, 0.2, 1]), torch.from_numpy(y)
-    if kind == "labels":
+    if kind in ("labels", "unknown"):
         y = random.random((n, 3)) < [0.5, 0.2, 3 / n]
-        return torch.from_numpy(random.normal(size=(n, 3)) + y), torch.from_numpy(y).float()
+        outputs, known = (
+            random.normal(size=(n, 3)) + y,
+            random.random((n, 3)) < ([0.2, 0.5, 1] if kind != "labels" else 1),
+        )
+        return torch.from_numpy(outputs), torch.from_numpy(np.where(known, y, np.nan)).float()
     y = random.integers(4, size=n)
     return torch.from_numpy(random.normal(size=(n, 4)) + np.eye(4)[y]), torch.from_numpy(y)
 
@@ -103,6 +119,7 @@ def outputs_and_labels(kind, n=400):
         ("classes", "accuracy"),
         ("classes", "auc"),
         ("labels", "auc"),
+        ("unknown", "auc"),
         ("classes", "balanced_accuracy"),
         ("unbalanced", "balanced_accuracy"),
     ],
@@ -135,7 +152,7 @@ def test_the_ends_are_the_quantiles_at_2_5_and_97_5_percent(kind, metric):
         want = binom.ppf([0.025, 0.975], len(y), utility(outputs, y, metric)) / len(y)
     else:
         counts = np.stack([np.bincount(random.integers(400, size=400), minlength=400) for _ in range(4000)])
-        each = [weighted_auc(*problem, counts.astype(np.uint8)) for problem in one_against_rest(outputs, y)]
+        each = [weighted_auc(*problem[1:], counts.astype(np.uint8)) for problem in one_against_rest(outputs, y)]
         want = np.percentile(np.nanmean(each, axis=0), [2.5, 97.5])
     streams = [stream(f"run {i}", "bootstrap") for i in range(10)]
     if kind == "one":

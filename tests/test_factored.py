@@ -1,7 +1,7 @@
 """Factored gradients of a linear classifier against the same rows written out, and what they may not hold or exceed."""
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -70,6 +70,27 @@ def test_rows_and_losses_are_those_of_autograd(task, bias):
     close(block.written_out(torch.ones(N, dtype=torch.bool)), want.rows)
     close(block.losses, want.losses)
     assert not block.losses.requires_grad
+
+
+def some_unknown(y):
+    """0/1 rows of which every third label is not known, none of the first, and all of the second."""
+    y = y.clone()
+    y.view(-1)[::3] = math.nan
+    y[0], y[1] = 1.0, math.nan
+    return y
+
+
+@both
+@pytest.mark.parametrize("way", [LinearGradients, PerExampleGradients])
+def test_an_unknown_label_adds_nothing_to_the_mean_over_all(bias, way):
+    model, (x, y) = linear(3, bias=bias), examples("labels")
+    y, (block,) = some_unknown(y), way(model).blocks(x, some_unknown(y), N)
+    z = x @ model.weight.T + (model.bias if bias else 0)
+    r = torch.where(y.isnan(), 0, (z.sigmoid() - y) / 3).detach()
+    rows = torch.einsum("nc,nd->ncd", r, x).flatten(1)
+    close(block.written_out(torch.ones(N, dtype=torch.bool)), torch.cat([rows, r], 1) if bias else rows)
+    close(block.losses, torch.where(y.isnan(), 0, -(z.sigmoid() - (1 - y)).abs().log()).sum(1).detach() / 3)
+    assert not block.written_out(torch.arange(N) == 1).any()
 
 
 @both
@@ -188,6 +209,23 @@ def test_the_examples_are_not_changed(bias):
     before = x.clone()
     LinearGradients(linear(3, 6, bias, torch.float32)).matrix(x, y).combine(torch.ones(4))
     assert torch.equal(x, before)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("way", [LinearGradients, PerExampleGradients])
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e30, math.inf, math.nan])
+def test_a_row_with_unknown_labels_moves_the_sum_by_at_most_one(size, way):
+    """Whichever labels it does not know, and whatever the others do."""
+    model, (x, y) = linear(3), examples("labels")
+    others, y = Split(x, some_unknown(y)), torch.tensor(list(product([0.0, 1.0, math.nan], repeat=3)))
+    before = clipped_sum(*way(model).blocks(*others, N), 0.1)
+    for label in y:
+        row = torch.cat([others.x, size * torch.ones(1, D)]), torch.cat([others.y, label[None]])
+        moved = clipped_sum(*way(model).blocks(*row, N + 1), 0.1) - before
+        assert moved.norm() <= 1 + 1e-12
+        counts = size < LARGEST and not label.isnan().all()
+        assert counts or moved.norm() < 1e-12
+        assert size != 1 or moved.norm() >= 0.5 * counts
 
 
 @both

@@ -425,12 +425,22 @@ def test_chexpert_rules(tmp_path, changed, rules, train):
     assert observed(source.test) == [{"Pneumonia"}, {"Edema"}]
 
 
+def test_chexpert_without_a_guess_at_what_is_not_known(tmp_path, changed):
+    chexpert(tmp_path)
+    changed({"uncertain": "unknown", "missing": "unknown"})
+    y = open_dataset("chexpert", str(tmp_path), download=False).train.y
+    assert y.isnan().sum() == 52
+    edema, fracture = (OBSERVATIONS.index(name) for name in ("Edema", "Fracture"))
+    assert y[:3, edema].tolist() == [1, 1, 0]
+    assert y[:, fracture].isnan().all()
+
+
 def test_chexpert_errors(tmp_path, changed):
     folder = chexpert(tmp_path)
     changed({"missing": "drop"})
     not_opened("chexpert", tmp_path, r"train.csv: no image is left by the rules .*: choose others")
     changed({"uncertain": "maybe"})
-    not_opened("chexpert", tmp_path, r"chexpert.yaml: options.uncertain=maybe: use one of zero, one, drop")
+    not_opened("chexpert", tmp_path, r"chexpert.yaml: options.uncertain=maybe: use one of zero, one, unknown, drop")
     changed()
     train = folder / "train.csv"
     whole = train.read_text()

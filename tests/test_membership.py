@@ -37,7 +37,7 @@ from pubsel.papers.attacked import beside_paper
 from pubsel.privacy.randomness import stream
 from pubsel.settings.keys import Model, Norm
 from pubsel.training.evaluation import evaluate
-from tests.made import checked, done, failed, network, write_npz
+from tests.made import Scaled, checked, done, failed, network, write_npz
 from tests.synthetic import distance
 
 RANDOM = np.random.default_rng(0)
@@ -97,6 +97,15 @@ def test_a_classifier_on_chance_is_right_half_of_the_time_and_on_a_leak_always()
     scores, member = classifier_scores(leak[:400], leak[400:], 200, 0)
     assert success_rate(scores, member)["success"] == 1
     assert attack_figures(scores, member, np.random.default_rng(0))["auc"] == 1
+
+
+def test_the_loss_and_labels_of_an_example_are_those_that_are_known():
+    y = torch.tensor([[0, torch.nan, 1]]).repeat(4, 1)
+    members = Split(torch.randint(256, (4, 1, 8, 8), dtype=torch.uint8), y)
+    features = black_box(nn.Sequential(Scaled(), nn.Flatten(), nn.Linear(64, 3)), members, members)
+    responses = features["outputs", None]
+    assert np.isfinite(responses).all()
+    assert responses[0, 4:].tolist() == [0, 0.5, 1]
 
 
 # GSD

@@ -592,6 +592,23 @@ def test_losses_are_each_examples_own():
     torch.testing.assert_close(losses_of(logits, rows).sum(), want)
 
 
+@pytest.mark.parametrize("way", [by_layers, by_vmap])
+def test_gradients_of_an_example_are_of_the_labels_that_it_knows(way):
+    model, x, _, names = ready(KNOWN["pooled"])
+    y = torch.randint(2, (6, 5)).float()
+    y[torch.rand(6, 5) < 0.4], y[1] = torch.nan, torch.nan
+    out, losses = written(way, model, x, y, names)
+    for i, known in enumerate(~y.isnan()):
+        model.zero_grad()
+        logits = model(x[i : i + 1])[0, known]
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, y[i, known], reduction="sum") / 5
+        loss.backward()
+        torch.testing.assert_close(losses[i], loss.detach())
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(out[name][i], parameter.grad)
+    assert not any(out[name][1].any() for name in names)
+
+
 @pytest.mark.parametrize("name", ["pooled", "a token, positions and scales", "scales of channels"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_example_that_overflows_harms_no_other(bad, name):

@@ -91,7 +91,13 @@ def test_an_example_of_any_kind_moves_histograms_by_at_most_the_root_of_the_labe
         row, of_row = (torch.full((1, labels), value, dtype=torch.float64) for value in (label, score))
         more = quality.histograms(torch.cat([row, y]), torch.cat([of_row, scores]), ones(501))
         assert np.linalg.norm((more - base) / UNIT) <= most * (1 + accountant.ROUNDING)
-        assert more.sum() == 501 * labels * UNIT
+        assert more.sum() == (500 + (not math.isnan(label))) * labels * UNIT  # NaN: it is not known
+
+
+def test_an_unknown_label_is_in_no_histogram():
+    y, scores = torch.tensor([[0, 1], [torch.nan, 1], [1, torch.nan]]), torch.full((3, 2), 0.5)
+    counts = quality.histograms(y, scores, torch.tensor([1, 2, 4]))
+    assert counts.sum(2).tolist() == [[1, 4], [0, 3]]
 
 
 def test_scores_that_are_no_probability_have_a_bin():

@@ -158,6 +158,18 @@ def test_the_public_classifier_is_the_most_likely_one(classes, several):
     assert bool((torch.isfinite(bias) & (bias.abs() < 6)).all())
 
 
+def test_the_public_classifier_fits_each_label_on_the_rows_that_know_it():
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 8), torch.randint(2, (60, 3)).float()
+    y[::2, 1], y[:, 2] = torch.nan, torch.nan
+    weight, bias = public_classifier(x, y, 3)
+    for label, known in enumerate((slice(None), slice(1, None, 2), slice(0))):
+        want = public_classifier(x[known], y[known, label : label + 1], 1)
+        torch.testing.assert_close((weight[label], bias[label]), (want[0][0], want[1][0]))
+    assert not weight[2].any()  # of the added rows alone
+    assert bias[2] == pytest.approx(0)
+
+
 def test_a_map_with_public_labels_has_the_logits_of_the_public_classifier():
     """Each example by itself; of features less their mean, in rows of one length, without whitening."""
     public, y = features(40), torch.arange(40) % 3

@@ -143,14 +143,14 @@ def whitened(public: Tensor, k: int, weights: Tensor | None = None, root: bool =
 
 def public_classifier(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return weights [C, d] and biases [C] of a logistic regression on public rows x [m, d] with classes y [m], or of
-    one regression per label with 0/1 labels y [m, C].
+    one regression per label with 0/1 labels y [m, C], on the rows whose label is known (not NaN).
 
     The weights are the maximum a posteriori estimate under a Gaussian prior of variance PRIOR. One row of zeros, the
     public mean, is added for each class, so that a class without public examples is unlikely, not impossible.
     """
     from sklearn.linear_model import LogisticRegression  # half a second, only if it is used
 
-    def fitted(y: Tensor, values: int) -> list[Tensor]:
+    def fitted(x: Tensor, y: Tensor, values: int) -> list[Tensor]:
         rows = torch.cat([x, x.new_zeros(values, x.shape[1])]).double().cpu()
         labels = torch.cat([y.long().cpu(), torch.arange(values)])
         model = LogisticRegression(C=PRIOR, max_iter=1000)
@@ -160,9 +160,11 @@ def public_classifier(x: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tenso
         return [torch.from_numpy(part).float() for part in (model.coef_, model.intercept_)]
 
     if y.dim() == 2:
-        weights, biases = zip(*(fitted(labels, 2) for labels in y.T), strict=True)
+        known = ~y.isnan()
+        parts = (fitted(x[here], labels[here], 2) for labels, here in zip(y.T, known.T, strict=True))
+        weights, biases = zip(*parts, strict=True)
         return torch.cat(weights), torch.cat(biases)
-    weight, bias = fitted(y, classes)
+    weight, bias = fitted(x, y, classes)
     if classes == 2:  # the logit of the second class over the first
         return torch.cat([-weight / 2, weight / 2]), torch.cat([-bias / 2, bias / 2])
     return weight, bias
@@ -551,9 +553,10 @@ def discriminant(
     in all directions, from noisy sums.
 
     sums: [C, k], over n, of the rows of each class, less 1/C of the sum over all; or, for L labels, half the sum of the
-    rows with the label less that of the others, over L. counts: [C], the same of ones; or none. noise: deviation of
-    each number. The sum over all rows counts as zero, since the public mean was subtracted from each; that the public
-    mean weighs classes leaves little of it. balanced: of classes that are equally frequent where it is used.
+    rows with the label less that of the others, over L: a label that is not known counts as half with it. counts: [C],
+    the same of ones; or none. noise: deviation of each number. The sum over all rows counts as zero, since the public
+    mean was subtracted from each; that the public mean weighs classes leaves little of it. balanced: of classes that
+    are equally frequent where it is used.
     """
     c, k = sums.shape
     counted = len(counts) > 0

@@ -154,7 +154,7 @@ def black_box(model: nn.Module, members: Split, others: Split) -> Features:
     both = Split(torch.cat([members.x, others.x]), torch.cat([members.y, others.y]))
     outputs = logits(model, both.x).cpu()
     several = both.y.dim() == 2
-    label = both.y.float() if several else nn.functional.one_hot(both.y, outputs.shape[1]).float()
+    label = both.y.nan_to_num(0.5) if several else nn.functional.one_hot(both.y, outputs.shape[1]).float()
     responses = torch.cat([outputs, losses_of(outputs, both.y)[:, None], label], 1)
     images = both.x.flatten(1) / 255
     return {("images", None): images.numpy(), ("outputs", None): responses.numpy()}

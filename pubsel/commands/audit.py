@@ -333,7 +333,7 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
     epsilons = losses.epsilons()
     if not weaker:
         # of several labels, the numbers of those that an example has
-        classes = [" ".join(map(str, np.flatnonzero(row))) if labels.dim() == 2 else row for row in labels.numpy()]
+        classes = [" ".join(map(str, np.flatnonzero(row == 1))) if labels.dim() == 2 else row for row in labels.numpy()]
         frame = pandas.DataFrame({"example": range(len(labels)), "class": classes, "epsilon": epsilons})
         records.write_table(frame, audited.folder / "per_instance.csv")
     shares = np.quantile(epsilons, [0, 0.25, 0.5, 0.75, 1], method="higher")

@@ -780,8 +780,10 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
         if held.x is None:
             rows = read_rows(path, unit, read, columns, labelled)
         else:
-            answers = tables.features_in(path, (), unit, read, labelled).answers
-            rows = Vectors(held.x, answers.y, None, answers.classes, answers.names, answers.people)
+            frame, answers = tables.features_in(path, (), unit, read, labelled)
+            # rows without a label are left out
+            x = held.x if len(frame) == len(held.x) else held.x[torch.tensor(frame.index.to_numpy())]
+            rows = Vectors(x, answers.y, None, answers.classes, answers.names, answers.people)
         source = _of_rows(name, rows._replace(test=np.zeros(len(rows.y), dtype=bool)))
     return _untested(source) if labelled else source
 

@@ -5,9 +5,11 @@ column Path names: train/patient00001/study1/view1_frontal.jpg ... The validatio
 the test set; the publisher's own test set has come later and is not read.
 
 The rules are in conf/dataset. `options.uncertain` says what -1 counts as: zero or one (U-Zeroes and U-Ones of the
-paper), or drop, which leaves the image out. `options.missing` says so of an empty cell, which the radiologist's report
-does not mention: zero, or drop. The validation part has neither. `options.views`: frontal, or all."""
+paper), unknown (U-Ignore), or drop, which leaves the image out. `options.missing` says so of an empty cell, which the
+radiologist's report does not mention: zero, unknown or drop. The validation part has neither. `options.views`: frontal,
+or all."""
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +25,12 @@ OBSERVATIONS = (
     "No Finding, Enlarged Cardiomediastinum, Cardiomegaly, Lung Opacity, Lung Lesion, Edema, Consolidation, Pneumonia, "
     "Atelectasis, Pneumothorax, Pleural Effusion, Pleural Other, Fracture, Support Devices"
 ).split(", ")
-RULES = {"uncertain": ("zero", "one", "drop"), "missing": ("zero", "drop"), "views": ("frontal", "all")}
+RULES = {
+    "uncertain": ("zero", "one", "unknown", "drop"),
+    "missing": ("zero", "unknown", "drop"),
+    "views": ("frontal", "all"),
+}
+NUMBERS = {"zero": 0.0, "one": 1.0, "unknown": math.nan}
 VALUES: dict[str, float | str] = {"1": 1.0, "0": 0.0, "-1": "uncertain", "": "missing"}
 
 
@@ -78,7 +85,7 @@ def read_table(folder: Path, table: Path, rules: dict[str, str]) -> tuple[list[P
             continue
 
         paths.append(files[file])
-        labels.append([float(rules[value] == "one") if isinstance(value, str) else value for value in values])
+        labels.append([NUMBERS[rules[value]] if isinstance(value, str) else value for value in values])
 
     if not paths:
         raise UserError(f"{table}: no image is left by the rules {rules}: choose others in conf/dataset")

@@ -167,10 +167,16 @@ def each_row(content: Ints, y: Tensor) -> Ints:
     difference, so that without one of them the others are still on their sides."""
     import pandas as pd
 
-    label = np.unique(y.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+    label = _label_numbers(y)
     number = pd.DataFrame({"content": content, "label": label}).groupby(["content", "label"]).cumcount().to_numpy()
     rows = zip(content.tolist(), y.tolist(), number.tolist(), strict=True)
     return np.array([unit_of(f"{row}") for row in rows], dtype=np.int64)
+
+
+def _label_numbers(y: Tensor) -> Ints:
+    """Return a number for each different label of y [n], or row of [n, labels], int64 [n]. Labels that are not known
+    are equal, which NaN is not."""
+    return np.unique(y.nan_to_num(-1).numpy(), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def hashes(unit: Ints, purpose: str, seed: int = 0) -> NDArray[np.uint64]:
@@ -211,7 +217,7 @@ def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
 
     # rows of one unit with equal content and label, in one part, are copies of each other
     frame = pd.DataFrame({"unit": table.unit, "content": table.content.own, "test": table.test})
-    frame["label"] = np.unique(table.y.numpy(), axis=0, return_inverse=True)[1].reshape(-1)
+    frame["label"] = _label_numbers(table.y)
     copies = frame.duplicated().to_numpy()
     findings = []
     if copies.any():
@@ -287,8 +293,12 @@ def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Fin
         findings.append(Finding("one", ERROR, f"{table.name}: one {table.kind[:-1]} only"))
     several = table.y.dim() == 2
     counts, tested = (
-        table.y[part].sum(0).int() if several else table.y[part].bincount(minlength=classes) for part in (train, test)
+        table.y[part].nansum(0).int() if several else table.y[part].bincount(minlength=classes)
+        for part in (train, test)
     )
+    if unknown := int(table.y.isnan().sum()):
+        text = f"{table.name}: {unknown} of {table.y.numel()} labels are not known, and count neither as 0 nor as 1"
+        findings.append(Finding("not_known", WARNING, text, "write 0 if an empty cell is an example without the label"))
     known = [names[i] if names else str(i) for i in range(len(counts))]
     few = [f"{name} has {count}" for name, count in zip(known, counts.tolist(), strict=True) if count < FEW]
     lost = [name for name, count in zip(known, counts.tolist(), strict=True) if not count and not several]

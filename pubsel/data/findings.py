@@ -25,7 +25,7 @@ NAMES = {
     "large": "one person with more than a tenth of all examples",
     "labels": "labels that differ in case, blanks or zeros only (labels=fold makes them one); `A;B` for `A|B`",
     "unlabelled": "examples whose label is not known (nothing, nan, -1), which are left out",
-    "not_known": "labels, of several of an example, that are not known (nothing, nan, -1); accepted, they are 0",
+    "not_known": "labels, of several of an example, that are not known (nothing, nan), or neither 0 nor 1 (-1)",
     "conflict": "one image with several labels, or classes, which is left out",
     "copies": "copies of an image, which are one example",
     "both_sides": "images, or people, in the training and in the test part, which leave the training part",

@@ -77,8 +77,9 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     """Return examples as they are held. x: rows of numbers (an array, a tensor or a sparse matrix [n, d], a pandas
     table), texts (a list, an array or a column of pandas), images (uint8 arrays or PIL images of one size, or a tensor
     [n, c, h, w]), paths of images, a pandas table with a column of texts, or a data set of torch or of Hugging Face, of
-    which each item has its label too. y: labels [n], or 0/1 [n, labels], or the name of a column; None: they are in x;
-    NO_LABELS: none are needed. groups: whose each example is, [n]. UsageError if it is of another kind."""
+    which each item has its label too. y: labels [n], or 0/1 [n, labels] with nan for not known, or the name of a
+    column; None: they are in x; NO_LABELS: none are needed. groups: whose each example is, [n]. UsageError if it is of
+    another kind."""
     import pandas as pd
 
     if isinstance(x, str | Path):
@@ -110,7 +111,8 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
             raise UsageError(f"{'y' if column == LABEL else 'groups'}: {len(values)} for {n} examples: give one each")
         if values.ndim == 2:
             names = [f"{LABEL} {i}" for i in range(values.shape[1])]
-            frame = pd.concat([frame, pd.DataFrame(values.astype(np.int64), columns=names)], axis=1)
+            labels = pd.DataFrame(values.astype(np.float64), columns=names)
+            frame = pd.concat([frame, labels if labels.isna().any(axis=None) else labels.astype(np.int64)], axis=1)
         else:
             frame = frame.assign(**{column: values})
     return InMemory(frame, images)

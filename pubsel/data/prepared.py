@@ -409,8 +409,8 @@ def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray) -> np.nd
     if len(labels) != n:
         raise UserError(f"{path}: {n} images but {len(labels)} {array}")
 
-    if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
-        raise UserError(f"{path}: {array} out of range: a multi-label array holds only 0 and 1")
+    if labels.ndim == 2 and not (np.isin(labels, (0, 1)) | np.isnan(labels)).all():
+        raise UserError(f"{path}: {array} out of range: a multi-label array holds only 0, 1 and nan, for not known")
     if labels.ndim == 1 and len(labels) and labels.min() < 0:
         raise UserError(f"{path}: {array} out of range: {labels.min()} is below 0")
     return labels

@@ -6,6 +6,7 @@ are compared as people mean them (`examples.folded`); several labels of one imag
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -50,6 +51,7 @@ MOST_SIDES = 6  # different values of such a column
 NO_LABEL = {*BLANK_WORDS, "?"}  # folded
 UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
+BINARY = {"0", "1"}  # folded, in a column for each label
 DIGITS = 20  # of a number, from which on it is a word
 NO_FILE = (
     "<bytes>|<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
@@ -80,14 +82,14 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     _check_names(table, rows, path)
 
     # an example is a row; one that repeats another adds nothing
-    keys = [tuple(row[column] for column in (path, label, unit, side) if column) for row in rows]
+    keys = [tuple(row[column] for column in (path, label, unit, side, *several) if column) for row in rows]
     first = dict[tuple[str, ...], TableRow]()
     for key, row in zip(keys, rows, strict=True):
         first.setdefault(key, row)
     repeated, rows = len(rows) - len(first), list(first.values())
     if repeated:
         findings.append(Finding("copies", NOTE, f"{table.name}: {repeated} rows repeat another one"))
-    rows, answers = _answers(table, rows, label, side, unit, bool(several), read)
+    rows, answers = _answers(table, rows, label, side, unit, several, read)
 
     # words are numbered in sorted order, so that the order of the rows decides no class
     notes = tuple[str, ...]()
@@ -126,10 +128,10 @@ class Answers(NamedTuple):
 
 
 def _answers(
-    table: Path, rows: Rows, label: str, side: str | None, unit: str | None, explicit: bool, read: Read
+    table: Path, rows: Rows, label: str, side: str | None, unit: str | None, several: list[str], read: Read
 ) -> tuple[Rows, Answers]:
-    """Return the rows that have a label, and the answers in them. explicit: an example may have several labels."""
-    rows, about_both = _one_or_several(table, rows, label, explicit)
+    """Return the rows that have a label, and the answers in them. several: columns of which each is a label."""
+    rows, about_both = _one_or_several(table, rows, label, bool(several))
     words, about_words = label_words(table, rows, label, read.labels)
     rows, about_labels = _labelled(table, rows, label, words)
     test = _sides(table, rows, side)
@@ -137,7 +139,7 @@ def _answers(
     if unit:
         people, about_people = people_of(table.name, [row[unit] for row in rows])
     findings = (*about_both, *about_words, *about_labels, *about_people)
-    return rows, Answers(_classes(rows, label, words), test, tuple(words.names), people, findings)
+    return rows, Answers(_classes(rows, label, words, several), test, tuple(words.names), people, findings)
 
 
 # Tables of numbers
@@ -176,7 +178,7 @@ def features_in(
     else:
         label, rows = JOINED, [TableRow(row | {JOINED: "0"}, row.last, row.unit) for row in rows]
     side, about_split = _side(table, rows, read.split, {label, unit, JOINED, *several})
-    rows, answers = _answers(table, rows, label, side, unit, bool(several), read)
+    rows, answers = _answers(table, rows, label, side, unit, several, read)
     frame = frame.iloc[[row.last - 1 for row in rows]]
     used = {label, unit, side, *several}
     answers = answers._replace(findings=(*findings, *about_split, *answers.findings))
@@ -373,9 +375,7 @@ def _label_of(
                 return rows, label, [], ()
             return _of_one_class(rows, f"{table.name}: no row has a label in column {label}")
         values = {column: [folded(row[column]) for row in rows] for column in others}
-        binary = [
-            c for c in others if set(values[c]) <= {"0", "1", *UNLABELLED} and not _may_be_split(c, set(values[c]))
-        ]
+        binary = [c for c in others if set(values[c]) <= BINARY | UNLABELLED and not _may_be_split(c, set(values[c]))]
         ones = [[value == "1" for value in values[column]] for column in binary]
         if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
             return _of_one_class(rows, f"{table.name}: no column label: it has {first_of(rows[0], 20)}")
@@ -384,19 +384,22 @@ def _label_of(
     values = pd.DataFrame(rows)[columns].map(folded)
     many = (values == "1").sum(axis=1).to_numpy()
     findings = [Finding("columns", NOTE, f"{table.name}: labels by the columns {first_of(columns, 10)}")]
-    unknown = int((~values.isin({"0", "1"})).to_numpy().sum())
-    if unknown and given:
-        text = f"{table.name}: {unknown} of {values.size} labels are not 0 or 1"
-        findings.append(Finding("not_known", ERROR, text, "leave these rows out; accepted, they are 0"))
+    known = values.isin(BINARY)
+    wrong = int((~known & ~values.isin(NO_LABEL)).to_numpy().sum())
+    if wrong and given:
+        text, remedy = (
+            f"{table.name}: {wrong} of {values.size} labels are not 0 or 1",
+            "leave the cell of an unknown empty",
+        )
+        findings.append(Finding("not_known", ERROR, text, f"{remedy}; accepted, they are unknown"))
     if not given and (many > 1).any():
         text = f"{table.name}: {int((many > 1).sum())} of {len(rows)} rows have several classes, and are left out"
         findings.append(Finding("conflict", ERROR, text, "give each one class, or set label=[A,B,...]"))
 
-    # an example without any label is one of none of them, but of no class
-    none = BETWEEN if given else ""
-    texts = [BETWEEN.join(c for c in columns if value[c] == "1") or none for value in values.to_dict("records")]
-    for row, text in zip(rows, texts, strict=True):
-        row[JOINED] = text
+    # an example with no label, or with some that are not known, has labels of which there may be several, but no class
+    texts = [BETWEEN.join(c for c in columns if value[c] == "1") for value in values.to_dict("records")]
+    for row, text, some, every in zip(rows, texts, known.any(axis=1), known.all(axis=1), strict=True):
+        row[JOINED] = text + BETWEEN if given and some and not (text and every) else text
     rows = [row for row, count in zip(rows, many, strict=True) if given or count < 2]
     return rows, JOINED, columns, tuple(findings)
 
@@ -479,13 +482,16 @@ def _labelled(table: Path, rows: Rows, label: str, words: Words) -> tuple[Rows, 
     return known, [Finding("unlabelled", WARNING, text)]
 
 
-def _classes(rows: Rows, label: str, words: Words) -> torch.Tensor:
-    """Return the labels, int64 [n], or float32 [n, labels] of 0/1 if an image has several."""
+def _classes(rows: Rows, label: str, words: Words, several: list[str]) -> torch.Tensor:
+    """Return the labels, int64 [n], or float32 [n, labels] of 0/1 if an image has several; NaN where the column of a
+    label is neither."""
     if not any(BETWEEN in row[label] for row in rows):
         return torch.tensor([words.numbers[row[label]] for row in rows], dtype=torch.int64)
     y = torch.zeros(len(rows), len(words.names))
     for i, row in enumerate(rows):
         y[i, [words.numbers[part] for part in row[label].split(BETWEEN) if part in words.numbers]] = 1
+    for column in words.numbers.keys() & set(several):
+        y[[folded(row[column]) not in BINARY for row in rows], words.numbers[column]] = math.nan
     return y
 
 

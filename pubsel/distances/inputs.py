@@ -45,11 +45,17 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def class_numbers(name: str, y: Tensor, distance: str) -> Tensor:
     """Return classes 0, 1, ..., C - 1 of labels y: [n] classes, whatever their numbers, or [n, labels] of 0/1, each
-    different row of which is a class. UsageError if there are no labels, or only one class: `distance` compares labels.
-    """
+    different row of which is a class. UsageError if there are no labels, only one class, or labels that are not known:
+    `distance` compares labels."""
     if y.dim() == 1 and bool((y == NO_CLASS).any()):
         raise UsageError(
             f"distance={distance} needs labels, and {name} combines sets of different classes: give them one by one, "
+            "or take distance=gsd, frechet or mmd"
+        )
+
+    if y.isnan().any():
+        raise UsageError(
+            f"distance={distance} compares labels, and {name} has some that are not known: leave these examples out, "
             "or take distance=gsd, frechet or mmd"
         )
 

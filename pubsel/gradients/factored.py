@@ -123,7 +123,10 @@ class OffsetLinear(nn.Linear):
 class LinearGradients:
     """Source of G for nn.Linear on features x [n, d], or OffsetLinear on [n, d + C]: classes y [n] by cross-entropy, or
     0/1 rows y [n, labels] by binary cross-entropy, mean over the labels; one label is a binary task. If the model has
-    `class_weights` [C], the loss of an example is multiplied by that of its class."""
+    `class_weights` [C], the loss of an example is multiplied by that of its class.
+
+    An unknown label, NaN, counts as zero in the mean over all L labels. Its part of r_i is 0 in place of (p - y) / L,
+    so the norm of a row is at most what it is with any value of that label: clip bounds stay as they are."""
 
     def __init__(self, model: nn.Linear):
         self.model = model
@@ -171,8 +174,10 @@ class LinearGradients:
         # r is the gradient at the logits: of the mean over labels, or of the cross-entropy
         if y.dim() == 2:
             y = y.to(dtype).T
-            losses = nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(0)
-            r = (logits.sigmoid() - y) / len(y)
+            unknown = y.isnan()
+            losses = nn.functional.binary_cross_entropy_with_logits(logits, y, reduction="none")
+            losses = losses.masked_fill_(unknown, 0).mean(0)
+            r = ((logits.sigmoid() - y) / len(y)).masked_fill_(unknown, 0)
         else:
             log_p = logits.log_softmax(0)
             true = log_p.gather(0, y[None])  # [1, n]

@@ -37,9 +37,13 @@ FEW_POSITIONS = 32  # of a convolution's output
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
     """Return the loss of each example [n]: cross-entropy for classes y [n]; binary cross-entropy, mean over labels, for
-    0/1 rows y [n, labels]."""
+    0/1 rows y [n, labels]. An unknown label, NaN, counts as zero in this mean, and so does its gradient."""
     if y.dim() == logits.dim():
-        return nn.functional.binary_cross_entropy_with_logits(logits, y.to(logits.dtype), reduction="none").mean(1)
+        y = y.to(logits.dtype)
+        # masked before the loss: backward, a masked loss would pass on 0 * NaN
+        known = (~y.isnan()).to(y.dtype)
+        loss = nn.functional.binary_cross_entropy_with_logits
+        return loss(logits, y.nan_to_num(), known, reduction="none").mean(1)
     return nn.functional.cross_entropy(logits, y, reduction="none")
 
 

@@ -126,12 +126,14 @@ def histograms(y: Tensor, scores: Tensor, weights: Tensor) -> Steps:
     probability of the second class. weights: as in `confusion`.
 
     An example adds its weight to one count of each label: with one unit more or less the tables move by at most sqrt(L)
-    in L2. A score that is NaN goes into the lowest bin, scores beyond [0, 1] into the first and the last; each y but 1
-    is "without".
+    in L2; or nothing, to that of a label that is not known (NaN). A score that is NaN goes into the lowest bin, scores
+    beyond [0, 1] into the first and the last; each other y but 1 is "without".
     """
     bins = (scores.double().nan_to_num(0.0, 1.0, 0.0).clamp(0, 1) * BINS).long().clamp(max=BINS - 1)
     places = (y == 1).long() * BINS + bins
-    return np.stack([_sums(column, weights, 2 * BINS).reshape(2, BINS) for column in places.unbind(1)])
+    known = weights[:, None] * ~y.isnan()
+    columns = zip(places.unbind(1), known.unbind(1), strict=True)
+    return np.stack([_sums(column, counted, 2 * BINS).reshape(2, BINS) for column, counted in columns])
 
 
 def _sums(places: Tensor, weights: Tensor, size: int) -> Steps:

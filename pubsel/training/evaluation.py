@@ -1,6 +1,8 @@
 """Utility of a trained model on the test set: accuracy, balanced accuracy or area under the ROC curve, as fractions in
 [0, 1], and how far chance in the choice of the test examples can move it."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,6 +16,14 @@ from pubsel.messages import UserError
 RESAMPLES = 1000
 HARDLY = 0.1  # of how often a class occurs: one that is answered less often is hardly ever answered
 BLOCK = 100  # resamples at once, so that their counts stay in the cache
+
+
+class Problem(NamedTuple):
+    """A class or label against the rest. known: the places of the k examples whose label is known, [k]."""
+
+    known: NDArray[np.int64]
+    truth: NDArray[np.bool_]  # [k]
+    scores: NDArray[np.float64]  # [k]
 
 
 @torch.no_grad()
@@ -38,8 +48,8 @@ def evaluate(model: nn.Module, test: Split, metric: str) -> float:
 def utility(outputs: Tensor, y: Tensor, metric: str) -> float:
     """Return the accuracy, balanced accuracy or AUC of outputs [n, classes] for y [n] or, AUC only, 0/1 [n, labels].
     AUC: macro mean of each class against the rest; for several labels at once, the mean over those that have both
-    values. Raise UserError if the test set has no class to tell apart, or an output is not finite: its largest would be
-    chosen all the same."""
+    values, each over the examples whose label is known (not NaN). Raise UserError if the test set has no class to tell
+    apart, or an output is not finite: its largest would be chosen all the same."""
     # an argmax of nan is a class, and would look like a result
     if not outputs.isfinite().all():
         raise UserError("outputs of the trained network are not finite: lower training.learning_rate, or a clip norm")
@@ -71,7 +81,7 @@ def interval(outputs: Tensor, y: Tensor, metric: str, random: np.random.Generato
             values = np.nanmean(drawn_right / (drawn_right + drawn_wrong), axis=1)
     else:
         # an AUC has no such shortcut: examples are drawn
-        values = _resampled_auc(one_against_rest(outputs, y), random)
+        values = _resampled_auc(one_against_rest(outputs, y), n, random)
     return _middle(values)
 
 
@@ -79,18 +89,17 @@ def auc_interval(
     truth: NDArray[np.bool_], scores: NDArray[np.float64], random: np.random.Generator
 ) -> tuple[float, float]:
     """Return the same interval of the AUC of scores [n] for truth [n]."""
-    return _middle(_resampled_auc([(truth, scores)], random))
+    return _middle(_resampled_auc([Problem(np.arange(len(truth)), truth, scores)], len(truth), random))
 
 
-def _resampled_auc(
-    problems: list[tuple[NDArray[np.bool_], NDArray[np.float64]]], random: np.random.Generator
-) -> NDArray[np.float64]:
-    """Return the mean AUC over the problems (truth [n], scores [n]), [RESAMPLES], of resamples of the examples."""
-    n, blocks = len(problems[0][0]), []
+def _resampled_auc(problems: list[Problem], n: int, random: np.random.Generator) -> NDArray[np.float64]:
+    """Return the mean AUC over the problems, [RESAMPLES], of resamples of the n examples."""
+    blocks = []
     for _ in range(RESAMPLES // BLOCK):
         drawn = [np.bincount(random.integers(n, size=n), minlength=n) for _ in range(BLOCK)]
         counts = np.stack(drawn).astype(np.uint8)  # no example is drawn 256 times
-        values = np.stack([weighted_auc(*problem, counts) for problem in problems])  # [labels, resamples]
+        each = [weighted_auc(truth, scores, counts[:, known]) for known, truth, scores in problems]
+        values = np.stack(each)  # [labels, resamples]
         with np.errstate(invalid="ignore"):
             blocks.append(np.nansum(values, axis=0) / np.isfinite(values).sum(axis=0))
     return np.concatenate(blocks)
@@ -130,7 +139,7 @@ def auc(outputs: Tensor, y: Tensor) -> float:
     from sklearn.metrics import roc_auc_score  # takes half a second, so only if an AUC is asked for
 
     problems = one_against_rest(outputs, y)
-    return float(np.mean([roc_auc_score(truth, scores) for truth, scores in problems]))
+    return float(np.mean([roc_auc_score(truth, scores) for _, truth, scores in problems]))
 
 
 def weighted_auc(
@@ -154,18 +163,23 @@ def weighted_auc(
         return in_order / (positives.sum(1) * negatives[:, -1])
 
 
-def one_against_rest(outputs: Tensor, y: Tensor) -> list[tuple[NDArray[np.bool_], NDArray[np.float64]]]:
-    """Return (whether examples have it [n], scores [n] of outputs [n, classes]) for each class of y [n], or label of
-    y [n, labels], that has both values."""
+def one_against_rest(outputs: Tensor, y: Tensor) -> list[Problem]:
+    """Return the problem of each class of y [n], or label of y [n, labels], that has both values, with scores by
+    outputs [n, classes]."""
     truth = y if y.dim() == 2 else torch.nn.functional.one_hot(y, outputs.shape[1])
     scores = outputs.sigmoid() if y.dim() == 2 else outputs.softmax(1)
-    both = [c for c in range(truth.shape[1]) if 0 < truth[:, c].sum() < len(truth)]
-    return [(truth[:, c].bool().numpy(), scores[:, c].numpy()) for c in both]
+    problems = []
+    for values, column in zip(truth.T, scores.T, strict=True):
+        known = (~values.isnan()).nonzero()[:, 0]
+        if (values == 0).any() and (values == 1).any():
+            problems.append(Problem(known.numpy(), values[known].bool().numpy(), column[known].numpy()))
+    return problems
 
 
 def check_classes(y: Tensor, metric: str, what: str) -> None:
     """Raise UserError, naming `what`, if y [n] or 0/1 [n, labels] has no two classes for the metric to tell apart."""
-    if metric != "accuracy" and not bool((y != y[:1]).any()):
+    several = ((y == 0).any(0) & (y == 1).any(0)).any() if y.dim() == 2 else (y != y[:1]).any()
+    if metric != "accuracy" and not several:
         name = "AUC" if metric == "auc" else "balanced accuracy"
         raise UserError(
             f"{name} needs examples of at least two classes, {what} has one: check its labels and their split"
