@@ -6,7 +6,8 @@ rows to take, which columns the first cells of a line stand for, and which one t
     <!-- table: tables/recipes.csv model=mobilenetv2 label=untuned|tuned: private, algorithm; epsilon -->
 
 Empty first cells are those of the line above. A cell such as `pillar`, tuned has conditions after its comma (MEANT).
-The other cells become the mean and the standard deviation of the utility or accuracy. Each line, except what is in
+The other cells become the mean and the standard deviation of the utility or accuracy; or a mean gain, in how many cells
+it is none below zero, and in how many it is beyond Holm's correction. Each line, except what is in
 bold, has to have a row of the CSV, and each row that the comment takes a line; lines stay in their order, and none is
 added.
 """
@@ -68,6 +69,8 @@ def shown(row: Row | None) -> str:
     """Return the utility as a page has it: 63.9 ± 1.1, without a deviation if there is one seed."""
     if row is None:
         return ""
+    if "gain" in row:
+        return f"{float(row['gain']):+.1f} ({row['first']} of {row['cells']}, {row['ahead']} beyond Holm)"
     mean, deviation = (row[next(name for name in names if name in row)] for names in (MEANS, DEVIATIONS))
     return f"{float(mean):.1f}" + (f" ± {float(deviation):.1f}" if deviation else "")
 

@@ -211,6 +211,14 @@ KNOWN = {
 }
 
 
+def test_a_fit_that_never_answers_a_class_names_the_remedy(folder, capsys):
+    words = ["fit", "rare.npz", "features=pixels", "epsilon=1", "delta=1e-4", "held_out=0", "download=false"]
+    remedy = "metric=balanced_accuracy"
+    for metric, shown in (("accuracy", True), ("balanced_accuracy", False)):
+        assert main([*words, f"metric={metric}", f"to={metric}"]) == 0, capsys.readouterr().err
+        assert (remedy in capsys.readouterr().out) == shown
+
+
 @pytest.mark.parametrize("name", ["whitened_head", "whitened_head_once", "whitened_head_start"])
 @pytest.mark.parametrize("known", KNOWN)
 def test_a_rare_class_is_learned_if_the_balanced_accuracy_counts(name, known, folder, capsys):

@@ -359,6 +359,9 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
             f"{100 * record['utility']:.1f} %{interval}{training.on_test_text(record, 1) or '.'} "
             "This is not private, and not in the folder."
         ]
+    hardly = [about["hardly_answered"] for about in (record.get("quality"), record.get("on_test")) if about]
+    if record["metric"] == "accuracy" and any(hardly):
+        lines += ["  To train for rare classes too, which is another release: metric=balanced_accuracy"]
     lines += [
         f"  {record['privacy']['statement']}",
         f"  Use it: pubsel predict {settings.to} {new}",
