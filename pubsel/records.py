@@ -175,6 +175,10 @@ class RunRecord:
     )
     weights: str = key("digest of the released weights", "")
     backbone: str | None = key("digest of the weights that features come from or training starts from, if any", None)
+    content: str | None = key(
+        "of your own data, the digest of all private examples, by which an export is refused if these have changed",
+        None,
+    )
     parameters: Count = key("number of trained parameters", 0)
     public_labels: str | None = key("of the private set, or of another; null without public data", None)
     distance: DistanceRecord | None = key(
