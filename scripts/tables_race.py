@@ -48,7 +48,7 @@ WAYS = [*product(CS, (True, False), (0.1, 0.5, 1.0, 2.0), (False,)), *product(CS
 TEXT_WAYS = [*product((1e-3, 0.01, 0.1), (True,), (1.0,), (True,))]
 # of opacus: learning rate times clip norm; rows in a batch (number, or share of all) and epochs; clip norm; rows of
 # norm 1, or columns over the root of their number. Only a quarter, the best one on FEW splits, is tried on all
-ONE = (2.0, (1024, 20), 1.0, True)  # the settings of opacus_head.py, at the middle one of its three learning rates
+ONE = (2.0, (1024, 20), 1.0, True)  # the settings of opacus_head.py, with the middle one of its learning rates
 GRID = [ONE, *product((0.5, 2.0, 8.0), ((1.0, 10), (1.0, 40), (0.25, 10)), (0.1, 1.0), (False, True))]
 TEXT_GRID = [*product((0.1, 0.5, 2.0, 8.0, 32.0, 128.0), ((1024, 20),), (1.0,), (True,))]
 FEW = 3

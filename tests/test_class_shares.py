@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pubsel.algorithms import Facts, FirstRelease, Frozen, View
+from pubsel.algorithms import Facts, FirstRelease, Frozen, View, columns
 from pubsel.algorithms.class_shares import counted, shares_of, weights_by_rarity
 from pubsel.algorithms.dp_sgd import clip_weights, clipped_sum
 from pubsel.algorithms.whitened_head import BALANCE, centred, discriminant
@@ -17,7 +17,11 @@ from pubsel.training.loop import noisy_sum
 from tests.made import build, only_record, secret, write_npz
 
 C, D = 3, 8
-BEFORE = {"nothing": Frozen(), "private centre": centred(D, 100, 0.3, True)}
+BEFORE = {
+    "nothing": Frozen(),
+    "private centre": centred(D, 100, 0.3, True),
+    "histogram": columns.released(D, D, 0.3, 1.0),
+}
 
 
 def with_classes(x, y):
@@ -39,7 +43,8 @@ def test_one_example_moves_map_and_counts_by_at_most_one_together(before):
             row = with_classes(size * torch.randn(1, D), torch.tensor([c]))
             reached = max(reached, float((release.clipped_sum(torch.cat([others, row])) - without).norm()))
     assert 0.999 < reached <= release.sensitivity == 1.0
-    assert release.size == C + (D if before == "private centre" else 0)
+    sizes = {"nothing": 0, "private centre": D, "histogram": D * (len(columns.edges()) - 1)}
+    assert release.size == len(without) == C + sizes[before]
 
 
 @pytest.mark.attack

@@ -136,11 +136,18 @@ def test_a_table_without_a_reference_compares_nothing(monkeypatch):
     assert not [name for name in typeset.table_files(shown, []) if "paired" in name]
 
 
-def test_a_reference_that_is_no_mapping_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("reference: whitened_head", "reference takes keys with a value each"),
+        ("gains: {mine: {of: {}, over: pillar}}", "gains, mine: takes of .* and over"),
+    ],
+)
+def test_what_is_no_comparison_is_refused(text, why, tmp_path, monkeypatch):
     path = tmp_path / "race.yaml"
-    path.write_text("title: a\nrecords: {}\nreference: whitened_head\n")
+    path.write_text(f"title: a\nrecords: {{}}\n{text}\n")
     monkeypatch.setattr(join, "named", lambda _: {"race": path})
-    with pytest.raises(UserError, match=r"race\.yaml: reference takes keys with a value each"):
+    with pytest.raises(UserError, match=rf"race\.yaml: {why}"):
         join.spec("race")
 
 
@@ -259,14 +266,6 @@ def test_gains_come_first_on_the_page_and_have_a_file_of_their_own():
     assert line == "over the best other method with public labels,1,1,10,10,10,1,1,1,0"
     assert files[".md"].index(typeset.GAINS) < files[".md"].index("### All rows")
     assert "_gains.csv" not in typeset.table_files(table(*REFERENCE), [])
-
-
-def test_gains_that_are_no_comparison_are_refused(tmp_path, monkeypatch):
-    path = tmp_path / "race.yaml"
-    path.write_text("title: a\nrecords: {}\ngains: {mine: {of: {}, over: pillar}}\n")
-    monkeypatch.setattr(join, "named", lambda _: {"race": path})
-    with pytest.raises(UserError, match=r"race\.yaml: gains, mine: takes of .* and over"):
-        join.spec("race")
 
 
 # Who is first

@@ -607,7 +607,10 @@ def test_without_noise(name, folder, capsys):
     assert only_record()["utility"] > 0.9
 
 
-@pytest.mark.parametrize("which", [PUBLIC, ["pair.public=null", "epsilon=40"]])
+BALANCED = ["pair.public=null", "epsilon=40", "pair.metric=balanced_accuracy"]  # the first release has counts too
+
+
+@pytest.mark.parametrize("which", [PUBLIC, ["pair.public=null", "epsilon=40"], BALANCED])
 def test_a_run_that_was_killed_ends_like_another(which, folder, capsys, monkeypatch):
     words = [*WORDS, *which, "algorithm=whitened_head", "training.checkpoint_seconds=0"]
     assert main(words) == 0, capsys.readouterr().err

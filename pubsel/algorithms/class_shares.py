@@ -1,5 +1,5 @@
-"""How frequent classes are, by a noisy count of private examples, and weights with which rare classes count. pubsel's
-own method: no paper.
+"""Shares of classes by a noisy count of private examples, and the weights of examples that follow. pubsel's method: no
+paper.
 
 Where classes are unbalanced, most of what a budget can learn is that the frequent ones are frequent. `counted` releases
 the counts, next to whatever is released before the steps. The loss of an example is then multiplied by a weight of its
@@ -34,27 +34,26 @@ def counted(before: Frozen | FirstRelease, classes: int, mu: float, share: float
     """Return a release of the numbers of examples of C classes, with that of `before`, if it is one; the map that is
     decoded has `Frozen.class_weights`.
 
+    share: of the budget mu^2 of both, for the counts; all of it if `before` is a map. mu: 1 over the deviation of the
+    noise on all numbers.
+
     Sensitivity 1. A row adds sqrt(1 - share) times what it adds to the sum of `before`, over its sensitivity, and
-    sqrt(share), or 1 if `before` releases nothing, to the count of its class. The two parts are of different numbers,
-    so the squares of their norms add up to at most 1. mu: that the noise on all numbers has, 1 over its deviation.
+    sqrt(share) to the count of its class. The two parts are of different numbers, so the squares of their norms add up
+    to at most 1.
     """
-    own = math.sqrt(share) if isinstance(before, FirstRelease) else 1.0  # scale of counts
-    rest = math.sqrt(1 - own**2)
+    if isinstance(before, FirstRelease):
+        other = before
+    else:  # a release of no number
+        other, share = FirstRelease(lambda x: torch.zeros(0, dtype=torch.float64), lambda _: before, 1.0, 0), 1.0
+    count, rest = math.sqrt(share), math.sqrt(1 - share)  # what the two parts are multiplied by
 
     def clipped_sum(x: Tensor) -> Tensor:  # [n, d + C] -> [size + C]
-        counts = own * x[:, -classes:].sum(0, dtype=torch.float64)
-        if not isinstance(before, FirstRelease):
-            return counts
-        return torch.cat([rest / before.sensitivity * before.clipped_sum(x[:, :-classes]), counts])
+        part = other.clipped_sum(x[:, :-classes])
+        return torch.cat([rest / other.sensitivity * part, count * x[:, -classes:].sum(0, dtype=torch.float64)])
 
     def decode(noisy: Tensor) -> Frozen:
-        shares = shares_of(noisy[-classes:] / own, 1 / (mu * own))
-        frozen = before
-        if isinstance(before, FirstRelease):
-            frozen = before.decode(before.sensitivity / rest * noisy[:-classes])
-        assert isinstance(frozen, Frozen)
-        frozen.class_weights = weights_by_rarity(shares, exponent)
+        frozen = other.decode(noisy[:-classes] / rest * other.sensitivity)
+        frozen.class_weights = weights_by_rarity(shares_of(noisy[-classes:] / count, 1 / (mu * count)), exponent)
         return frozen
 
-    size = before.size if isinstance(before, FirstRelease) else 0
-    return FirstRelease(clipped_sum, decode, 1.0, size + classes, classes)
+    return FirstRelease(clipped_sum, decode, 1.0, other.size + classes, classes)

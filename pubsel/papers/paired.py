@@ -148,8 +148,8 @@ def holm(values: list[float | None]) -> list[bool]:
 
 
 def paired_differences(table: Table) -> pandas.DataFrame:
-    """Return a row for each row of the table whose group has a reference: `paired_difference`, in points; and whether
-    the reference is ahead of that row or behind it, beyond Holm's correction over all rows returned."""
+    """Return a row for each row of the table whose group has a reference: `paired_difference`, in points, and
+    "ahead" or "behind" if the reference leads or trails beyond Holm's correction over all rows returned."""
     rows = []
     for group, row, difference, reference_is in comparisons(groups_of(table)):
         same = [row.cell[key] for key in ("algorithm", "public", "label")]

@@ -98,15 +98,15 @@ DIFFERENCES = (
     "both have, and its 95 % t interval. A single common seed gives no interval, none gives nothing.",
     "An interval covers what the seed changes, and none of the other rows: of many intervals, some miss.",
     "A row with ε 0, which reads no private example, is compared at every ε.",
-    "p: of the two-sided paired t-test. Reference is: ahead of the row, or behind it, beyond Holm's correction. With "
-    "few common seeds, only differences far above their spread are beyond it.",
+    "p: two-sided paired t-test. Reference is: ahead or behind, if the difference is significant with Holm's "
+    "correction. With few common seeds, only differences far above their spread are.",
 )
 GAINS = "Gains in points, over the best row of each cell of private data and model"
 ABOUT_GAINS = (
     "Gain: the mean over seeds minus that of the best of the rows it is compared with, tuned ones among them; of the "
     "cells, the mean, the least and the most.",
-    "In how many cells it is first, first or within one standard deviation (its over seeds) of the best, and ahead of "
-    "the best or behind it by a paired t-test beyond Holm's correction over the comparisons with all of these rows.",
+    "Numbers of cells in which it is first; first or within one standard deviation (over its seeds) of the best; and "
+    "significantly ahead of the best or behind it, by a paired t-test with Holm's correction over all comparisons.",
 )
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",

@@ -30,7 +30,7 @@ Record = dict[str, Any]
 MOST_CLASSES = 20  # of a confusion matrix that is shown
 MOST_MATRICES = 3  # of a section, the latest ones
 EXACT = "exact Gaussian"  # the accountant of Gaussian noise on all examples
-EVERYONES = ("./tumours.csv", "./topics.csv")  # that scripts/race_sets.py writes for the table `recipes`
+GENERATED_SETS = ("./tumours.csv", "./topics.csv")  # that scripts/race_sets.py writes for the table `recipes`
 PERSON = ", for a person"  # how the words of a release go on, if people are protected
 RUN_HEADS = {
     "run": "Run",
@@ -72,7 +72,7 @@ class OwnData:
 
 def is_own(record: Record) -> bool:
     """Return whether the private data of a record are the user's own."""
-    return is_path(record["private"]) and record["private"] not in EVERYONES
+    return is_path(record["private"]) and record["private"] not in GENERATED_SETS
 
 
 def without(records: Iterable[Record]) -> list[Record]:
