@@ -1,11 +1,12 @@
 """Speed and memory as ratios to named peers: `make bench`, or `make bench ARGS=--short`. Writes results/benchmark.csv.
 
 A case is some work, ours and its peers. Peers get their best setting first, by a quick sweep; then all run in turn,
-each in a process of its own, RUNS times, and a figure is the ratio of medians, the peer's over ours. All work with huge
-pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short runs once more with memory as a
-program gets it that sets nothing (`as_it_comes`; not in the short mode). Peak memory is what a first run adds to its
-inputs. `error` is that of ours against float64; `bound`, whether a peer's sum of private rows is bounded in floating
-point, as ours is (empty: it clips no rows); `left_out`, the peers that cannot do the work.
+each in a process of its own, RUNS times (fewer, if runs take minutes), and a figure is the ratio of medians, the peer's
+over ours. All work with huge pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short
+runs once more with memory as a program gets it that sets nothing (`as_it_comes`; not in the short mode, nor for large
+work, whose processes would fill the memory). Peak memory is what a first run adds to its inputs. `error` is that of
+ours against float64; `bound`, whether a peer's sum of private rows is bounded in floating point, as ours is (empty: it
+clips no rows); `left_out`, the peers that cannot do the work.
 """
 
 import argparse
@@ -46,6 +47,8 @@ from pubsel.training.loop import ONE_PROCESS, by_unit, engine, noisy_mean
 
 RUNS = 5
 REPEAT_S = 0.2  # shorter runs are repeated for so long
+LONG_S = 2.0  # a setting whose first run takes longer is tried once
+MOST_S = 180.0  # of all runs of a candidate, but for the last
 
 LINE = (
     "{ratio:>6} ({as_it_comes:>6}) x time, {memory_ratio:>6} x memory: {work} vs {peer}  "
@@ -364,12 +367,14 @@ def calibration(steps: int, device: str) -> Case:
 
 
 class Work(NamedTuple):
-    """make(**sizes) -> Case; `tiny` sizes run first wherever memory is measured, so that libraries are loaded."""
+    """make(**sizes) -> Case; `tiny` sizes run first wherever memory is measured, so that libraries are loaded. twins:
+    whether peers race without kept memory too, for which large work has no room."""
 
     make: Callable[..., Case]
     full: dict[str, Any]
     short: dict[str, Any] | None
     tiny: dict[str, Any]
+    twins: bool = True
 
 
 def _network(make: Callable[..., Case], network: str, n: int, short: int | None) -> Work:
@@ -407,11 +412,11 @@ WORK = {
     "dp_sgd_mobilenetv2": _network(dp_sgd, "mobilenetv2", 32, None),
     "dp_sgd_dense_block": _network(dp_sgd, "dense_block", 64, None),
     "dp_sgd_vit_small_images": _network(dp_sgd, "vit_small_images", 32, None),
-    "dp_sgd_resnet18": _network(dp_sgd, "resnet18", 64, None),
+    "dp_sgd_resnet18": _network(dp_sgd, "resnet18", 64, None)._replace(twins=False),
     "dp_sgd_lstm": _network(dp_sgd, "lstm", 64, None),
     "dp_sgd_text_encoder": _network(dp_sgd, "text_encoder", 64, None),
     "secure_noise_mlp": _network(secure_noise, "mlp", 512, None),
-    "secure_noise_resnet18": _network(secure_noise, "resnet18", 64, None),
+    "secure_noise_resnet18": _network(secure_noise, "resnet18", 64, None)._replace(twins=False),
     "backbone_resnet152_fc": _backbone("resnet152, last layer"),
     "backbone_resnet152": _backbone("resnet152, Table 6"),
     "backbone_densenet121": _backbone("densenet121, Table 6"),
@@ -420,12 +425,12 @@ WORK = {
     "linear_c100": _features(linear, 1024, 100, None),
     "linear_large_c10": _features(linear, 8000, 10, None, 1280),
     "linear_large_c100": _features(linear, 8000, 100, None, 1280),
-    "linear_large_c1000": _features(linear, 2000, 1000, None, 1280),
+    "linear_large_c1000": _features(linear, 2000, 1000, None, 1280)._replace(twins=False),
     "adamix": _features(adamix, 5000, 67, None),
     "gep_fmnist_cnn": _steps("fmnist_cnn", (2000, 1000, 500), (500, 250, 125)),
     "gep_resnet20": _steps("resnet20", (2000, 1000, 1000), None),
-    "gsd_500": Work(gsd, {"m": 500}, {"m": 125}, {"m": 40}),
-    "gsd_2000": Work(gsd, {"m": 2000, "runs": 1}, None, {"m": 40}),
+    "gsd_500": Work(gsd, {"m": 500}, {"m": 125}, {"m": 40}, twins=False),
+    "gsd_1000": Work(gsd, {"m": 1000, "runs": 1}, None, {"m": 40}, twins=False),
     "gsd_fmnist_cnn": Work(
         gsd, {"m": 2000, "network": "fmnist_cnn", "runs": 1}, None, {"m": 40, "network": "fmnist_cnn"}
     ),
@@ -747,7 +752,8 @@ def get_ready(
 
     def quick(setting: tuple[Any, ...]) -> float:
         run = (candidate.trial or candidate.build)(*setting)
-        return min(measuring.seconds(run) for _ in range(tries))
+        first = measuring.seconds(run)
+        return min([first, *(measuring.seconds(run) for _ in range(tries - 1 if first < LONG_S else 0))])
 
     if candidate.reaches is not None:
         setting = next((setting for setting in candidate.settings if candidate.reaches(*setting)), None)
@@ -770,12 +776,13 @@ def again() -> float:
 
 
 def race(
-    make: Callable[..., Case], sizes: dict[str, Any], threads: int, short: bool
+    make: Callable[..., Case], sizes: dict[str, Any], threads: int, short: bool, twins: bool
 ) -> tuple[Survey, dict[Racer, Timing]]:
     """Return what the work is; and the times of all candidates, which run in turn, each in a process of its own, so
-    that none works with what another has left in caches of memory. Those that are not exact enough are left out."""
+    that none works with what another has left in caches of memory. Those that are not exact enough are left out.
+    twins: the peers whose runs are short also race in a process that keeps no memory."""
     known = measuring.fresh(threads, survey, make, sizes)
-    racers = [Racer(name) for name in known.runs] + [Racer(name, False) for name in known.short if not short]
+    racers = [Racer(name) for name in known.runs] + [Racer(name, False) for name in known.short if twins]
     with ExitStack() as stack:
         workers = {racer: stack.enter_context(measuring.process(threads, racer.keep)) for racer in racers}
         effort = (1, 0.2) if short else (3, 2.0)
@@ -783,7 +790,7 @@ def race(
         settings = {racer: setting for racer, setting in tried.items() if setting is not None}
         times: dict[Racer, list[float]] = {racer: [] for racer in settings}
         for i in range(RUNS):
-            for racer in (racer for racer in settings if i < known.runs[racer.name]):
+            for racer in (r for r in settings if i < known.runs[r.name] and sum(times[r]) < MOST_S):
                 times[racer].append(workers[racer].submit(again).result())
     known.left_out.update({racer.name: "no setting does" for racer in tried.keys() - settings.keys()})
     return known, {racer: Timing(settings[racer], statistics.median(t), len(t)) for racer, t in times.items()}
@@ -806,7 +813,7 @@ def compare(work: Work, short: bool, device: str, threads: int) -> list[dict[str
     """Return a row for each peer of each of ours."""
     sizes = (work.short if short else work.full) or {}
     sizes, tiny = sizes | {"device": device}, work.tiny | {"device": device}
-    known, timings = race(work.make, sizes, threads, short)
+    known, timings = race(work.make, sizes, threads, short, work.twins and not short)
     kept = {racer.name: timing for racer, timing in timings.items() if racer.keep}
     with ThreadPoolExecutor(2) as pool:  # each in a process of its own, so two at once
         measured = {
