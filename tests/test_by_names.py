@@ -154,6 +154,19 @@ def test_settings_with_which_names_label_nothing_are_refused(words, says, sets, 
     assert says in failed(cli, "run", *WORDS, BY_NAMES, *words)
 
 
+def test_adamix_starts_from_the_same_weights(clip):
+    algorithm = build("adamix_clip", class_names=list(NAMES), pretrain_epochs=0)
+    for classes, features in ((C, D), (C, D + 1), (C - 1, D)):
+        model = torch.nn.Linear(features, classes, bias=False).requires_grad_(False)
+        view = View(model, LinearGradients(model), None, classes, False, secret)
+        if (classes, features) == (C, D):
+            algorithm.pretrain(view)
+            torch.testing.assert_close(model.weight, 100 * TEXT)
+        else:
+            with pytest.raises(UsageError, match="6 names, embeddings of 32 dimensions; the task has"):
+                algorithm.pretrain(view)
+
+
 @pytest.mark.attack
 def test_the_start_is_the_same_whatever_the_private_examples_are(clip):
     """And one of them moves the sum of a step by at most 1."""

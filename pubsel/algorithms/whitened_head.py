@@ -287,8 +287,7 @@ class WhitenedHead(Clipping):
     def labelled(self) -> bool:
         """Return whether public labels are used."""
         same = self.public_labels == PublicLabels.auto and self.facts.same_task
-        used = same or self.public_labels == PublicLabels.given or len(self.taught) > 0
-        return self.facts.m > 0 and used
+        return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given or len(self.taught) > 0)
 
     @property
     def offsets(self) -> int:
