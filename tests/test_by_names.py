@@ -240,6 +240,7 @@ def test_a_fit_says_that_it_starts_from_the_names(sets, cli):
     assert (record["derived"]["public_labels"], record["settings"]["algorithm"]["public_labels"]) == (True, "names")
     card = Path("release/README.md").read_text()
     assert "It starts from the names of the classes, by which the text encoder of CLIP labelled the public data" in card
+    assert "What the initial weights were trained on: pubsel treats weights that it is given as public" in card
     assert failed(cli, *words[:2], *words[3:]).endswith(
         "public_labels=names: it is public examples that get labels: give public=NAME\n"
     )

@@ -84,7 +84,6 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
     candidates = at(settings, chosen_from) if chosen_from else []
     kind = "texts" if facts.get("text") else "images" if len(facts["shape"]) == 3 else "rows"
-    by_names = record["public"] is not None and at(settings, "algorithm.public_labels") == PublicLabels.names.name
     return Statement(
         facts=facts,
         text=str(privacy["statement"]),
@@ -99,7 +98,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
         private=f"private {kind}, which their owner does not name" if is_path(record["private"]) else record["private"],
         public=None if record["public"] is None else _named(_public(record), record["private"], kind),
         candidates=tuple(_named(candidate, record["private"], kind) for candidate in candidates),
-        method=str(record["algorithm"]) + (BY_NAMES if by_names else ""),
+        method=str(record["algorithm"]) + (BY_NAMES if _by_names(record) else ""),
         network=network_of(facts["model"], bool(facts.get("text"))),
         not_covered=not_covered(record, shape_of(facts)),
         against=against(record),
@@ -190,11 +189,17 @@ def not_covered(record: dict[str, Any], shape: str = "their shape") -> tuple[str
     if record["public"] is not None and _takes_from_private(record):
         part = "Training" if at(settings, "pair.take") == "train" else "Test"
         sentences.append(f"{part} examples of the private set that were declared public, and used as public data.")
-    if _published(settings["model"]):
+    if _published(settings["model"]) or _by_names(record):
         sentences.append("What the initial weights were trained on: pubsel treats weights that it is given as public.")
     if record["privacy"].get("noise_source") == "seeded" and record["privacy"].get("epsilon"):
         sentences.append("Adversaries who know or guess the seed of the noise, which is a small number.")
     return tuple(sentences)
+
+
+def _by_names(record: dict[str, Any]) -> bool:
+    """Return whether CLIP's text encoder labelled the public data by the names of the classes."""
+    by_names = at(record["settings"], "algorithm.public_labels") == PublicLabels.names.name
+    return by_names and record["public"] is not None
 
 
 def _public(record: dict[str, Any]) -> Any:
