@@ -229,7 +229,7 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     balanced = task.metric == Metric.balanced_accuracy.name
     images = len(task.shape) != 1
     facts = Facts(n, d, m, task.classes, several, mu, *known, task.raw, images, features, task.stages, balanced)
-    return algorithm.derived(facts)
+    return algorithm.derived(facts._replace(names=task.names))
 
 
 def use_threads(threads: int | None) -> None:

@@ -26,6 +26,7 @@ from pubsel.settings.keys import (
     Model,
     Optimizer,
     Pair,
+    PublicLabels,
     RunConfig,
     Select,
     Take,
@@ -120,6 +121,7 @@ def canonical(settings: RunConfig) -> RunConfig:
     if not (pair.take == Take.train or pair.validation or pair.private_share < 1):
         pair = dataclasses.replace(pair, seed=0)
     check_model(settings.model)
+    check_names(algorithm, pair, settings.model)
     settings = dataclasses.replace(settings, model=with_stages(settings.model, algorithm, pair))
 
     check_rate(settings.training, algorithm, settings.model)
@@ -153,6 +155,18 @@ def without_public(pair: Pair) -> Pair:
     """Return the pair with no public data, and one value for all that describes them."""
     nothing: dict[str, Any] = dict.fromkeys(("public", "shots", "public_share", "candidates", "pool", "pool_m"))
     return dataclasses.replace(pair, m=1, convert=Convert.resize, take=Take.test, **nothing)
+
+
+def check_names(algorithm: Algorithm, pair: Pair, model: Model) -> None:
+    """Raise UsageError if public examples are to be labelled by the names of classes, and there are none, or none of
+    CLIP; rows of numbers may be its embeddings."""
+    if getattr(algorithm, "public_labels", None) != PublicLabels.names:
+        return
+    key, architecture = "algorithm.public_labels=names", model.backbone.architecture if model.backbone else ""
+    if pair.public is None:
+        raise UsageError(f"{key}: it is public examples that get labels: give pair.public=NAME")
+    if architecture != "rows" and "clip" not in architecture:
+        raise UsageError(f"{key}: compares features of CLIP with names: take model=clip_rn50")
 
 
 def check_unit(pair: Pair, algorithm: Algorithm, select: Select) -> None:

@@ -263,6 +263,7 @@ class Facts(NamedTuple):
     public: Tensor | None = None  # the public features, [m, d]
     stages: int = 0  # of the features, how many come last and are of stages before the last layer of a network
     balanced: bool = False  # the model is measured by its balanced accuracy: rare classes count as much as others
+    names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
 
 
 @dataclass

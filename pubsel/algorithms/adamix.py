@@ -31,6 +31,7 @@ from pubsel.algorithms.dp_sgd import (
 from pubsel.data import Split
 from pubsel.gradients.matrix import Engine
 from pubsel.messages import UsageError, UserError
+from pubsel.models.class_names import zero_shot
 from pubsel.settings.keys import MOST_EPOCHS
 from pubsel.settings.schema import setting
 
@@ -38,6 +39,7 @@ ABOUT_RATE = (
     "learning rate of {}, for summed gradients; null: accelerated descent, whose rate follows from the number of "
     "public examples"
 )
+ABOUT_TEXT_MODEL, ABOUT_TEXT_WEIGHTS = "name of the backbone in open_clip", "name of its published weights, or a file"
 Centre = Enum("Centre", ["zero", "start"])
 
 
@@ -272,22 +274,15 @@ class AdaMixCLIP(AdaMix):
     """AdaMix that starts from CLIP's embeddings of the names of the classes (Section 3.3), before it sees an image."""
 
     class_names: list[str] | None = setting("names of the classes, in order; null: start from zero")
-    text_model: str = setting("name of the backbone in open_clip")
-    text_weights: str | None = setting("name of its published weights, or a file")
+    text_model: str = setting(ABOUT_TEXT_MODEL)
+    text_weights: str | None = setting(ABOUT_TEXT_WEIGHTS)
     text_scale: float = setting("beta, the norm of the weights of each class", over=0)
 
     def pretrain(self, view: View) -> None:
-        from pubsel.models.class_names import text_weights
-
         if self.class_names:
-            start = text_weights(self.class_names, self.text_model, self.text_weights, self.text_scale)
             weight = weight_of(view)
-            if start.shape != weight.shape:
-                raise UsageError(
-                    f"algorithm.class_names: {len(start)} names, embeddings of {start.shape[1]} dimensions; the task "
-                    f"has {len(weight)} classes and {weight.shape[1]} features: name each class, and take the same CLIP"
-                )
-            weight.copy_(start)
+            (classes, features), text = weight.shape, (self.text_model, self.text_weights, self.text_scale)
+            weight.copy_(zero_shot(classes, features, self.class_names, *text))
         super().pretrain(view)
 
 

@@ -7,7 +7,8 @@ scaled to about the same variance, then rows of one length. Full-batch gradient 
 Public labels of the same task weigh the examples of the map, so that rare classes count (`class_weights`); and
 `whitened_head` then corrects a classifier that was trained on the public examples (`public_classifier`), in place of
 starting from nothing. That one sees all features, without whitening, which pays only where there is noise; the
-correction has as many directions as the budget allows.
+correction has as many directions as the budget allows. Labels may also be those that CLIP's text encoder gives public
+examples by the names of the classes (`by_names`), which are public too.
 
 Without public data, a noisy mean of the private rows counts as some more of the steps and is subtracted from them
 (`centred`), where there are enough rows for its noise: rows then differ by what tells them apart.
@@ -31,7 +32,7 @@ was tried in vain.
 import copy
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import torch
@@ -50,7 +51,7 @@ from pubsel.algorithms import (
     columns,
     roots,
 )
-from pubsel.algorithms.adamix import weight_of
+from pubsel.algorithms.adamix import ABOUT_TEXT_MODEL, ABOUT_TEXT_WEIGHTS, weight_of
 from pubsel.algorithms.dp_sgd import (
     NOISE,
     Clipping,
@@ -63,6 +64,7 @@ from pubsel.algorithms.dp_sgd import (
 from pubsel.data import Split
 from pubsel.gradients.matrix import clipped_rows
 from pubsel.messages import UsageError
+from pubsel.models.class_names import zero_shot
 from pubsel.settings.keys import ABOUT_PUBLIC_LABELS, PublicLabels
 from pubsel.settings.schema import setting
 
@@ -243,6 +245,11 @@ class WhitenedHead(Clipping):
         "directions that are kept; null: as many as n, epsilon and the number of classes allow", at_least=1
     )
     public_labels: PublicLabels = setting(ABOUT_PUBLIC_LABELS)
+    class_names: list[str] | None = setting(
+        "public_labels=names: names of the classes, in order; null: those that the private data has", default=None
+    )
+    text_model: str = setting(ABOUT_TEXT_MODEL, default="RN50")
+    text_weights: str | None = setting(ABOUT_TEXT_WEIGHTS, default="openai")
 
     needs_public = False
     takes_stages = True
@@ -251,6 +258,13 @@ class WhitenedHead(Clipping):
     spreads = True  # over all features, if public examples are too few
     rest = 0.0  # the share of a row's squared length that all features have; `derived` sets it
     facts = Facts()  # of no task; `derived` has those of one
+    taught = torch.zeros(0, dtype=torch.long)  # classes of public examples by CLIP, [m] or none; `derived` sets them
+
+    def __post_init__(self) -> None:
+        changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
+        unused = sorted(changed & {"class_names", "text_model", "text_weights"})
+        if unused and self.public_labels != PublicLabels.names:
+            raise UsageError(f"algorithm.{unused[0]}: is for algorithm.public_labels=names: set it, or remove this key")
 
     @property
     def directions(self) -> int | None:
@@ -273,7 +287,7 @@ class WhitenedHead(Clipping):
     def labelled(self) -> bool:
         """Return whether public labels are used."""
         same = self.public_labels == PublicLabels.auto and self.facts.same_task
-        return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given)
+        return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given or len(self.taught) > 0)
 
     @property
     def offsets(self) -> int:
@@ -296,7 +310,21 @@ class WhitenedHead(Clipping):
                 scaling = algorithm.scaling(facts.public)
                 spread = spread_of(Frozen().scaled(scaling)(facts.public), root=facts.raw is None)
                 algorithm.rest = max(algorithm.rest, rest_of(facts, spread))
+        if self.public_labels == PublicLabels.names and facts.public is not None:
+            algorithm.taught = self.by_names(facts, facts.public)
         return algorithm
+
+    def by_names(self, facts: Facts, public: Tensor) -> Tensor:
+        """Return the class of each public example [m, d] by CLIP, [m]: the name with the largest cosine similarity to
+        its embedding, the features of the last layer. UsageError if classes have no names, or it is another CLIP."""
+        key = f"algorithm.public_labels={self.public_labels.name}"
+        if facts.multi_label:
+            raise UsageError(f"{key}: gives an example one class, and private ones have several labels: take none")
+        names = self.class_names or [name.replace("_", " ") for name in facts.names]
+        if not names:
+            raise UsageError(f"{key}: classes of the private data have no names: give algorithm.class_names=[A,B,...]")
+        d = facts.d - facts.stages
+        return (public[:, :d] @ zero_shot(facts.classes, d, names, self.text_model, self.text_weights, 1.0).T).argmax(1)
 
     def values(self, steps: int) -> dict[str, Any]:
         """Return what follows from the task, for the record."""
@@ -378,8 +406,9 @@ class WhitenedHead(Clipping):
 
     @property
     def deviation(self) -> float:
-        """Return the deviation of the noise in a logit after all steps."""
-        if not self.offsets:
+        """Return the deviation of the noise in a logit after all steps. Labels by names may be wrong, however many
+        there are, so their correction has as much as a start from nothing."""
+        if not self.offsets or len(self.taught):
             return NOISE
         n, _, m, classes = self.facts[:4]
         return noise_of_correction(n * self.facts.mu, m, self.k or 1, classes)
@@ -416,9 +445,12 @@ class WhitenedHead(Clipping):
             return Frozen(unit=True, root=not table, level=level, length=LENGTH).scaled(scaling)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
-        if self.labelled:
+        if len(self.taught):
+            public = Split(public.x, self.taught)
+        elif self.labelled:
             what = f"algorithm.public_labels={self.public_labels.name}"
             check_labels(public.y, facts.classes, facts.multi_label, facts.same_classes, what)
+        if self.labelled:
             weights = None if facts.multi_label else class_weights(public.y)
         scaling = self.scaling(public.x)
         x = Frozen().scaled(scaling)(public.x)
@@ -475,7 +507,8 @@ class WhitenedHead(Clipping):
         if not self.facts.balanced or bias is None:
             return
         if self.labelled:
-            counts = view.labelled(self.name).y.long().bincount(minlength=view.classes).double()
+            y = self.taught if len(self.taught) else view.labelled(self.name).y
+            counts = y.long().bincount(minlength=view.classes).double()
             left = class_shares.shares_of(counts + 1, 0.0).log()
         else:  # weights are shares^BALANCE
             left = (1 + BALANCE) / BALANCE * view.model.get_buffer("class_weights").double().log()
@@ -498,7 +531,7 @@ class WhitenedHeadStart(WhitenedHead):
         if not algorithm.labelled:
             raise UsageError(
                 f"algorithm={self.name} is a classifier of public examples: give public data with labels of the "
-                "private task, and algorithm.public_labels=given if they are of another set"
+                "private task, and algorithm.public_labels=given if they are of another set, or names with CLIP"
             )
         return algorithm
 

@@ -295,6 +295,9 @@ def print_plan(
 
 def _labels(settings: FitConfig, task: Task, publics: dict[str, Public]) -> Iterator[str]:
     """Yield which public labels are used."""
+    if publics and settings.public_labels == PublicLabels.names:
+        classes = ", ".join(task.names)
+        yield f"  public labels: by CLIP, from the names of your classes, which costs no privacy: {classes}"
     alike = [name for name, public in publics.items() if same_names(public.classes, task.names)]
     if settings.public and settings.public_labels == PublicLabels.given:
         classes = ", ".join(task.names or map(str, range(task.classes)))
@@ -372,6 +375,7 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
 KEYS = {"pair.read.": ""} | {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
 KEYS |= {"pair.validation": "held_out", "privacy.measure=true": "held_out"}
 KEYS |= {"model.backbone.architecture": "features", "model.backbone.checkpoint": "checkpoint"}
+KEYS |= {"algorithm.public_labels": "public_labels", "give algorithm.class_names=[A,B,...]": "give names as labels"}
 KEYS |= {f"{before} model=": f"{before} features=" for before in (";", "take")}
 KEYS |= {", or set privacy.weak=true, and the guarantee is called weak": ""}
 

@@ -11,6 +11,19 @@ from pubsel.models.weights import NOT_HERE, tensors_alone
 from pubsel.settings import FETCHES
 
 
+def zero_shot(
+    classes: int, features: int, class_names: list[str], model: str, pretrained: str | None, scale: float
+) -> Tensor:
+    """Return `text_weights` for a task; UsageError if they are not of as many classes and features."""
+    weights = text_weights(class_names, model, pretrained, scale)
+    if weights.shape != (classes, features):
+        raise UsageError(
+            f"algorithm.class_names: {len(weights)} names, embeddings of {weights.shape[1]} dimensions; the task "
+            f"has {classes} classes and {features} features: name each class, and take the same CLIP"
+        )
+    return weights
+
+
 @torch.no_grad()
 def text_weights(class_names: list[str], model: str, pretrained: str | None, scale: float) -> Tensor:
     """Return W = scale [enc(c_1), ..., enc(c_C)], [C, d]: unit text embeddings of open_clip's `model`, such as RN50,

@@ -20,7 +20,7 @@ from pubsel.release import adversary
 from pubsel.release.measurement import LARGEST, in_a_sentence
 from pubsel.release.quality import Answered
 from pubsel.settings.identity import is_path, same_path, short_name
-from pubsel.settings.keys import public_sets
+from pubsel.settings.keys import PublicLabels, public_sets
 
 HERE = Path(__file__).resolve().parent
 OS_NOISE = "operating system"
@@ -28,6 +28,10 @@ SHOWN = 20  # names of classes on the card; config.json has all
 WIDEST = 0.5  # interval of a figure of one class on the card
 GROUPS = (2, 5, 10)  # images of a person, for whom the page states what remains
 ALARMS = 0.01  # of false alarms, for which the page states how many members are recognised
+BY_NAMES = (
+    ". It starts from the names of the classes, by which the text encoder of CLIP labelled the public data: both are "
+    "public, and this costs no privacy"
+)
 DRAWN = ", by a draw that one {} more or fewer on the list of all would change for others"
 WORDS = {
     "measurement": "measurement on held-out examples",
@@ -94,7 +98,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
         private=f"private {kind}, which their owner does not name" if is_path(record["private"]) else record["private"],
         public=None if record["public"] is None else _named(_public(record), record["private"], kind),
         candidates=tuple(_named(candidate, record["private"], kind) for candidate in candidates),
-        method=str(record["algorithm"]),
+        method=str(record["algorithm"]) + (BY_NAMES if _by_names(record) else ""),
         network=network_of(facts["model"], bool(facts.get("text"))),
         not_covered=not_covered(record, shape_of(facts)),
         against=against(record),
@@ -185,11 +189,17 @@ def not_covered(record: dict[str, Any], shape: str = "their shape") -> tuple[str
     if record["public"] is not None and _takes_from_private(record):
         part = "Training" if at(settings, "pair.take") == "train" else "Test"
         sentences.append(f"{part} examples of the private set that were declared public, and used as public data.")
-    if _published(settings["model"]):
+    if _published(settings["model"]) or _by_names(record):
         sentences.append("What the initial weights were trained on: pubsel treats weights that it is given as public.")
     if record["privacy"].get("noise_source") == "seeded" and record["privacy"].get("epsilon"):
         sentences.append("Adversaries who know or guess the seed of the noise, which is a small number.")
     return tuple(sentences)
+
+
+def _by_names(record: dict[str, Any]) -> bool:
+    """Return whether CLIP's text encoder labelled the public data by the names of the classes."""
+    by_names = at(record["settings"], "algorithm.public_labels") == PublicLabels.names.name
+    return by_names and record["public"] is not None
 
 
 def _public(record: dict[str, Any]) -> Any:

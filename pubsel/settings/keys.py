@@ -27,10 +27,11 @@ Take = Enum("Take", ["test", "train"])
 Overlap = Enum("Overlap", ["refuse", "leave"])
 Fold = Enum("Fold", ["apart", "fold"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
-PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
+PublicLabels = Enum("PublicLabels", ["auto", "given", "none", "names"])
 ABOUT_PUBLIC_LABELS = (
     "public labels that are used: auto, if both are of one data set; given, of another set with the same classes in "
-    "the same order, which somebody has looked at: equal names may mean other things; none"
+    "the same order, which somebody has looked at: equal names may mean other things; none; names, with "
+    "features of CLIP: each public example gets the class whose name its text encoder finds nearest"
 )
 Format = Enum("Format", ["safetensors", "onnx"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
