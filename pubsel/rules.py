@@ -186,14 +186,12 @@ def check_views(training: Training, model: Model) -> None:
             f"training.views={training.views}: without training.augment all views are the image itself: give "
             "training.augment=[flip,crop] too"
         )
-    if training.augment is None:
-        return
-    for key, once in (("model.backbone", model.backbone is not None), ("model.once=true", model.once)):
-        if once:
-            raise UsageError(
-                f"training.augment: {key} computes features of each example once, before training: take a network that "
-                "trains on images, such as model=fmnist_cnn, or leave training.augment and training.views out"
-            )
+    if training.augment is not None and (model.backbone is not None or model.once):
+        key = "model.once=true" if model.once else "model.backbone"
+        raise UsageError(
+            f"training.augment: {key} computes features of each example once, before training: take a network that "
+            "trains on images, such as model=fmnist_cnn, or leave training.augment and training.views out"
+        )
 
 
 def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:
