@@ -180,7 +180,12 @@ class Cell(NamedTuple):
         return load_task(self.inputs, self.device)
 
     def derived(self, task: Task) -> Self:
-        """Return the cell with its algorithm for a task."""
+        """Return the cell with its algorithm for a task. UsageError for training on views of what is no image."""
+        if self.training.augment is not None and task.private.x.dim() != 4:
+            raise UsageError(
+                f"training.augment: views are of images, and {self.inputs.pair.private} has none: leave "
+                "training.augment and training.views out"
+            )
         return self._replace(algorithm=derived(self.algorithm, self.budget, task))
 
     def guarantee(

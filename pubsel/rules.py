@@ -103,6 +103,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         pair = dataclasses.replace(pair, overlap=None)
     typed_algorithm = typed("algorithm", algorithm, settings.algorithm)
 
+    check_views(settings.training, settings.model)
     # what the method sets itself is one value, whatever was given
     if isinstance(algorithm, Derives):
         defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Training) if f.default != MISSING}
@@ -189,6 +190,22 @@ def refuse_unit(pair: Pair, what: str) -> None:
     """Raise UsageError if the private unit is a person, for `what` is of single examples."""
     if pair.unit is not None:
         raise UsageError(f"pair.unit={pair.unit}: {what} of single examples, and not of people: leave pair.unit out")
+
+
+def check_views(training: Training, model: Model) -> None:
+    """Raise UsageError if training is on several views that are the image itself, or on views where something is
+    computed of each image once."""
+    if training.augment is None and training.views > 1:
+        raise UsageError(
+            f"training.views={training.views}: without training.augment all views are the image itself: give "
+            "training.augment=[flip,crop] too"
+        )
+    if training.augment is not None and (model.backbone is not None or model.once):
+        key = "model.once=true" if model.once else "model.backbone"
+        raise UsageError(
+            f"training.augment: {key} computes features of each example once, before training: take a network that "
+            "trains on images, such as model=fmnist_cnn, or leave training.augment and training.views out"
+        )
 
 
 def check_rate(training: Training, algorithm: Algorithm, model: Model) -> None:

@@ -697,9 +697,7 @@ def test_canary_people_show_whether_a_person_is_protected(by_person, cli, tmp_pa
     """And a program that protects their examples one by one is found."""
     npz(tmp_path / "people.npz", train=12, test=12, side=40)
     if not by_person:
-        monkeypatch.setattr(
-            pubsel.training.loop, "by_unit", lambda chosen, people, gradients, slots: (chosen, gradients)
-        )
+        monkeypatch.setattr(pubsel.training.loop, "by_unit", lambda chosen, people, gradients, *_: (chosen, gradients))
     out, _ = done(cli, *PEOPLE)
     record = only_record(tmp_path / "results", "audits")
     assert "dp_sgd on people.npz, black_box, people: claimed epsilon 1.00" in out

@@ -21,7 +21,7 @@ from pubsel.settings import CONF
 from pubsel.settings.compose import composed
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.identity import as_json, default_of, digest_of, identity_of
-from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, public_sets
+from pubsel.settings.keys import SCHEMAS, Augment, RankConfig, RunConfig, public_sets
 from pubsel.settings.methods import check_method, method_keys, methods, option
 from pubsel.settings.schema import check, defaults, keys_of, nearest
 
@@ -394,7 +394,8 @@ def test_the_identity_changes_with_every_setting_that_can_change_the_result_and_
     settings = check(RunConfig, quickstart())
     keys = leaves(settings)
     assert set(keys) >= NEUTRAL | {"seed", "epsilon", "pair.m", "model.norm", "algorithm.k", "privacy.secure_noise"}
-    others = {key: other(value) for key, value in keys.items()} | {"pair.read.bounds": [0.0, 7.0]}
+    others = {key: other(value) for key, value in keys.items()}
+    others |= {"pair.read.bounds": [0.0, 7.0], "training.augment": [Augment.flip]}
     names = {key: identity_of(replaced(settings, key, value)) for key, value in others.items()}
     same = {key for key, name in names.items() if name == identity_of(settings)}
     assert same == NEUTRAL

@@ -37,10 +37,11 @@ from pubsel.privacy.accountant import ROUNDING
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.settings import CONF
-from pubsel.settings.keys import Device, Model
+from pubsel.settings.keys import Augment, Device, Model
 from pubsel.settings.schema import check
 from pubsel.training import loop, parallel
-from tests.made import interrupted, write_npz
+from tests.made import interrupted, training, write_npz
+from tests.synthetic import secret_named
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one: pytest -m gpu")
 
@@ -67,6 +68,8 @@ PATHS = {
     "dp_sgd": f"{NO_GSD} algorithm=dp_sgd",
     "dp_sgd, secure noise": f"{NO_GSD} algorithm=dp_sgd privacy.secure_noise=true",
     "dp_sgd, adam and average": f"{NO_GSD} algorithm=dp_sgd training.optimizer=adam training.average=true",
+    "dp_sgd, views and moving average": f"{NO_GSD} algorithm=dp_sgd training.augment=[flip,crop] training.views=2 "
+    "training.average=ema",
     "dp_md": f"{NO_GSD} algorithm=dp_md",
     "second phase": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1",
     "second phase, own head": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1 algorithm.head=own",
@@ -217,6 +220,7 @@ def counted(
     m: int,
     rate: float = 1.0,
     people: torch.Tensor | None = None,
+    views: int = 0,
     **changes: int,
 ) -> Log:
     """The log of the second step of an algorithm on n private and m public examples, as `loop.fit` takes it."""
@@ -235,20 +239,24 @@ def counted(
         task = Task(private, public, private, 10, "accuracy", (0.5,) * 3, (0.5,) * 3, ())._replace(people=people)
         task = loop.on_device(task, torch.device("cuda"))
         gradients = loop.engine(model.to("cuda"), None)
-        task, slots = loop.in_slots(task, gradients, plan, loop.ONE_PROCESS)
+        augment = [Augment.flip, Augment.crop] if views else None
+        job = loop.Job(algorithm, plan, 1.0, training(augment=augment, views=max(1, views)), "key", Path())
+        task, slots = loop.in_slots(task, gradients, job, loop.ONE_PROCESS)
         view = loop.view_of(model, gradients, task, "key", plan)
         for step in range(2):
             log.reset()
             chosen = poisson_sample(stream("key", "sample", step), plan.n, rate) if rate < 1 else None
-            chosen, summed = loop.by_unit(chosen, task.people, gradients, slots)
+            of_step = loop.views_of(job, secret_named(), step, chosen)
+            chosen, summed = loop.by_unit(chosen, task.people, gradients, slots, of_step)
             make = partial(algorithm.mechanism, view, step)
             mechanism, batch = loop.ONE_PROCESS.begin(step, task.private, chosen, make)
             log.products.clear()
             mean, _ = loop.noisy_mean(mechanism, summed, batch, 1.0, stream("key", "noise", step), plan.batch_size)
             assert {precision for *_, precision in log.products} == {"ieee"}  # passes, norms and sums
             mechanism.decode(mean)
-        # what crosses is the noise, labels that are drawn anew, the sample, and where its rows are in slots
-        assert sum(log.bytes.values()) <= 8 * (mechanism.size + m + 4 * n)
+        # what crosses is the noise, labels that are drawn anew, the sample, and where its rows are in slots; or what
+        # decides each view
+        assert sum(log.bytes.values()) <= 8 * (mechanism.size + m + (4 + 5 * views) * n)
     return log
 
 
@@ -265,6 +273,7 @@ STEPS = {
     "a sample, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 100, rate=0.3),
     "a sample, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1, rate=0.3),
     "people, linear": lambda: counted("dp_sgd", torch.nn.Linear(64, 10), (64,), 1000, 1, 0.5, PEOPLE),
+    "views": lambda: counted("dp_sgd", resnet20(), (3, 8, 8), 700, 1, 0.5, views=3),
     "people, wide layers": lambda: counted("dp_sgd", copy.deepcopy(WIDE), (784,), 1000, 1, 0.5, PEOPLE),
 }
 

@@ -183,3 +183,16 @@ def test_an_error_of_the_thread_that_draws_is_raised_where_the_noise_is_used():
     ahead("noise", 0).standard_normal(2)
     with pytest.raises(OSError, match="no entropy"):
         ahead("noise", 1).standard_normal(2)
+
+
+def test_numbers_by_place_are_those_of_the_cipher_whatever_other_places_there_are():
+    """The block of NIST FIPS 197, C.3, and the uniform law."""
+    key, block = bytes(range(32)), bytes.fromhex("00112233445566778899aabbccddeeff")
+    place = np.frombuffer(block, dtype="<i8")[None]
+    want = np.frombuffer(bytes.fromhex("8ea2b7ca516745bfeafc49904b496089"), dtype="<u4") / 2**32
+    assert np.array_equal(randomness.by_place(key, place)[0], want)
+    places = np.stack([np.arange(50_000) // 7, np.arange(50_000) % 7], 1)
+    numbers = randomness.by_place(key, places)
+    assert np.array_equal(randomness.by_place(key, places[123:124]), numbers[123:124])
+    assert all(stats.kstest(column, "uniform").pvalue > 1e-9 for column in numbers.T)
+    assert len(np.unique(numbers[:, 0])) > 49_900

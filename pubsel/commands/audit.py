@@ -109,6 +109,11 @@ def check_audited(cell: Cell, kind: AuditKind) -> None:
             f"pair.unit={unit}: audit.kind={kind.name} is of single examples, and not of people: take "
             "audit.kind=black_box, or leave pair.unit out"
         )
+    if cell.training.augment is not None and kind != AuditKind.black_box:
+        raise UsageError(
+            f"training.augment: audit.kind={kind.name} follows the gradients of images, and not of views: take "
+            "audit.kind=black_box, or leave training.augment and training.views out"
+        )
 
 
 class Audited(NamedTuple):

@@ -7,10 +7,14 @@ Learning Differentially Private Recurrent Language Models, ICLR 2018, arXiv:1710
 The mean, and not the sum: its norm is that of an example, however many there are, so that clip norms and learning rates
 stay what they are, and everybody weighs the same. A sum of k like gradients has k times the norm: with the same clip
 norm, nearly everyone with several examples would be clipped to it, and contribute no more than by the mean.
+
+The gradient of an example may be the mean over several views of it, as `data.augment.Views` makes them: the row of a
+unit, an example or a person, is then the mean over all views of all its examples.
 """
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +39,27 @@ def members(people: Tensor, chosen: Tensor | None) -> tuple[Tensor | None, Tenso
     return torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes), sizes
 
 
+class Expanding(Protocol):
+    """Views of examples, made as they are needed: view j of example i of a unit has the number j + `number` i."""
+
+    @property
+    def number(self) -> int: ...  # of each example
+    def of(self, x: Tensor, owners: Tensor, numbers: Tensor, /) -> Tensor: ...
+
+
 class PeopleGradients:
     """Source of G with one row a person from an engine whose rows are examples. sizes: int64 [n], at least 1: x [sum of
-    sizes, ...] has the examples of the first person, then those of the second, ...
+    sizes, ...] has the examples of the first person, then those of the second, ... views: of images, if gradients are
+    to be those of views; a pass then takes as many views as examples otherwise.
 
     A row is a function of its person's examples alone, and in one block whole. An example whose gradient is not finite,
     or has a norm of LARGEST or more, counts as zero in the mean. The row is held as it is summed up, with the rounding
     of its own precision, and its norm is computed from what is held, so that cancellation cannot make a clipped row too
-    long. Memory does not grow with the number of examples of a person.
+    long. Memory does not grow with the number of examples of a person, nor with that of views.
     """
 
-    def __init__(self, inner: Engine, sizes: Tensor):
-        self.inner, self.sizes = inner, sizes
+    def __init__(self, inner: Engine, sizes: Tensor, views: Expanding | None = None):
+        self.inner, self.sizes, self.views = inner, sizes, views
         self.offsets, self.size = inner.offsets, inner.size
 
     @property
@@ -70,6 +83,7 @@ class PeopleGradients:
             raise ValueError(f"{len(x)} examples are not those of people who have {int(self.sizes.sum())}")
 
         if isinstance(self.inner, LinearGradients):
+            assert self.views is None  # of features there are none
             yield from self._outer_products(self.inner, x, y, rows, dtype)
             return
         at_once = max(rows, self.chunk(x))
@@ -78,17 +92,16 @@ class PeopleGradients:
 
     def _means(self, x: Tensor, y: Tensor, people: slice, dtype: torch.dtype | None) -> DenseGradients:
         """Return the rows of some people; the passes take examples as they come, whoever they are of."""
-        parameter, sizes = next(self.model.parameters()), self.sizes[people]
+        parameter, number = next(self.model.parameters()), 1 if self.views is None else self.views.number
         dtype, device = dtype or parameter.dtype, parameter.device
-        first = int(self.starts[people.start])
-        owners = sent(torch.arange(len(sizes)).repeat_interleave(sizes), device)  # of each example
+        sizes, first = number * self.sizes[people], number * int(self.starts[people.start])
+        owners = sent(torch.arange(len(sizes)).repeat_interleave(sizes), device)  # of each example, or view
 
         total = torch.zeros(len(sizes), self.size, dtype=dtype, device=device)
         losses = torch.zeros(len(sizes), dtype=dtype, device=device)
         for start in range(0, len(owners), self.chunk(x)):
             end = min(start + self.chunk(x), len(owners))
-            here = slice(first + start, first + end)
-            for block in self.inner.blocks(x[here], y[here], dtype=dtype):
+            for block in self.inner.blocks(*self._part(x, y, first + start, first + end), dtype=dtype):
                 whose = owners[start : start + len(block)]
                 total.index_add_(0, whose, block.written_out())
                 if block.losses is not None:
@@ -98,6 +111,15 @@ class PeopleGradients:
         # a person weighs as much as any other, however many examples they have
         counts = sent(sizes, device)
         return DenseGradients(total.div_(counts[:, None]), losses / counts)
+
+    def _part(self, x: Tensor, y: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return the examples of a pass; with views, view `start` of all up to view `end`."""
+        if self.views is None:
+            return x[start:end], y[start:end]
+        number, places = self.views.number, torch.arange(start, end)
+        owners = torch.searchsorted(self.starts, places // number, right=True) - 1
+        examples = sent(places // number, x.device)
+        return self.views.of(x[examples], owners, places - number * self.starts[owners]), y[examples]
 
     def _outer_products(
         self, inner: LinearGradients, x: Tensor, y: Tensor, rows: int, dtype: torch.dtype | None

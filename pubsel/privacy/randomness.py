@@ -143,6 +143,14 @@ def without_gaps(source: Source, n: int) -> NDArray[np.float64]:
     return four.sum(0) / 2
 
 
+def by_place(key: builtins.bytes, places: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return four numbers in [0, 1) for each of places [n, 2], on a grid of 2^-32, [n, 4]: AES-256 of the place under
+    `key`, KEY random bytes. They follow from the place, whatever other places there are, and those of different places
+    are independent for everybody without the key."""
+    bits = Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(places.astype("<i8").tobytes())
+    return np.frombuffer(bits, dtype="<u4").reshape(-1, 4) * 2.0**-32
+
+
 def below(n: int, source: Source) -> int:
     """Return a uniform number in 0, ..., n - 1, exactly, for n of any size."""
     # a remainder would favour small numbers, so what is too large is drawn again

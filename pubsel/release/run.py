@@ -64,6 +64,8 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
     check_measured(settings)
     if settings.pair.unit is not None and torchrun.place()[1] > 1:
         raise UsageError(f"pair.unit={settings.pair.unit}: a person stays in one process: run without torchrun")
+    if settings.training.augment is not None and torchrun.place()[1] > 1:
+        raise UsageError("training.augment: views are made in one process: run without torchrun")
     cell = Cell.of(settings, processes=torchrun.place()[1], repeated=repeated)
     path = cell.folder / "log.txt"
 

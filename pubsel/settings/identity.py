@@ -49,6 +49,8 @@ def as_json(config: Any) -> dict[str, Any]:
                 continue
         if value == math.inf:
             value = "inf"  # JSON knows no infinity
+        if isinstance(value, list):
+            value = [part.name if isinstance(part, Enum) else part for part in value]
         kept[f.name] = value.name if isinstance(value, Enum) else value
     return kept
 

@@ -27,6 +27,7 @@ Take = Enum("Take", ["test", "train"])
 Overlap = Enum("Overlap", ["refuse", "leave"])
 Fold = Enum("Fold", ["apart", "fold"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
+Augment = Enum("Augment", ["flip", "crop"])
 PublicLabels = Enum("PublicLabels", ["auto", "given", "none", "names"])
 ABOUT_PUBLIC_LABELS = (
     "public labels that are used: auto, if both are of one data set; given, of another set with the same classes in "
@@ -35,6 +36,7 @@ ABOUT_PUBLIC_LABELS = (
 )
 Format = Enum("Format", ["safetensors", "onnx"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
+EMA = "ema"  # training.average
 POOL = "pool"  # pair.public: examples of pair.pool
 By = Enum("By", ["gsd", "coverage"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
@@ -365,13 +367,31 @@ class Training:
     )
     checkpoint_seconds: float = setting("seconds between checkpoints", at_least=0, neutral=True)
     optimizer: Optimizer = setting("sgd, or adam with its default moments (ignores momentum)", default=Optimizer.sgd)
-    average: bool = setting(
-        "return the average 2 / (T (T + 1)) sum_t t w_t (AdaMix, Theorem 3) instead of the last weights w_T",
+    average: Any = setting(
+        "release an average in place of the last weights w_T: true: 2 / (T (T + 1)) sum_t t w_t (AdaMix, Theorem 3); "
+        "ema: a moving one, which after step t keeps min(0.9999, (1 + t) / (10 + t)) of itself (De et al. 2022)",
         default=False,
+    )
+    augment: list[Augment] | None = setting(
+        "images: train on random views: flip, mirrored left to right or not; crop, shifted by up to an eighth of the "
+        "side, reflected at the edge; [flip,crop]: both",
+        default=None,
+    )
+    views: int = setting(
+        "augment: views of each example in a step, whose mean gradient is clipped (De et al. 2022); time grows with "
+        "them, and memory does not",
+        at_least=1,
+        default=1,
     )
     inverse_decay: float | None = setting(
         "lambda of the learning rate 2 / (lambda (t + 1)) at step t (AdaMix, Theorem 3)", over=0, default=None
     )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.average, bool) and self.average != EMA:
+            raise UsageError(f"training.average={self.average}: give true, false or {EMA}")
+        # one spelling of each set, so that equal runs are one run
+        self.augment = [kind for kind in Augment if kind in (self.augment or [])] or None
 
 
 @dataclass

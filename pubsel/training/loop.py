@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pubsel.algorithms import Algorithm, Finishes, FirstRelease, Frozen, Mechanism, Pretrains, RatedByNoise, View
 from pubsel.data import Split, Task
+from pubsel.data.augment import Views
 from pubsel.files import give_back, plain, sent, unreadable, whole
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients
@@ -27,11 +28,12 @@ from pubsel.messages import UserError, cannot_write, raised_by_torch
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
 from pubsel.privacy.lattice import noised
-from pubsel.privacy.randomness import Ahead, Normals, Secret, Source, stream
+from pubsel.privacy.randomness import KEY, Ahead, Normals, Secret, Source, stream
 from pubsel.privacy.sampling import Schedule, poisson_sample
-from pubsel.settings.keys import Optimizer, Training
+from pubsel.settings.keys import EMA, Optimizer, Training
 
 FIRST_REPORT = 1.0  # seconds of training
+MOST_KEPT = 0.9999  # of a moving average, in a step
 
 
 class Progress(NamedTuple):
@@ -233,7 +235,7 @@ def fit(
     device = next(model.parameters()).device
     task = on_device(task._replace(private=share), device)
     gradients = gradients or engine(model, job.training.chunk)
-    task, slots = in_slots(task, gradients, plan, processes)
+    task, slots = in_slots(task, gradients, job, processes)
     view = view_of(model, gradients, task, job.name, plan, job.rate_by_noise)
     state = _State(model, gradients, job)
 
@@ -251,7 +253,7 @@ def fit(
     for step in range(start, plan.steps):
         # the one place that private data is read: sample, clip and sum, add noise
         chosen = poisson_sample(secret("sample", step), plan.n, plan.rate) if plan.rate < 1 else None
-        chosen, summed = by_unit(chosen, task.people, gradients, slots)
+        chosen, summed = by_unit(chosen, task.people, gradients, slots, views_of(job, secret, step, chosen))
         mechanism, batch = processes.begin(step, task.private, chosen, partial(algorithm.mechanism, view, step))
         mean, losses = noisy_mean(
             mechanism, summed, batch, job.noise_multiplier, noise("noise", step), plan.batch_size, processes
@@ -269,28 +271,44 @@ def fit(
     return checkpoint.seconds()
 
 
-def in_slots(task: Task, gradients: Engine, plan: Schedule, processes: OneProcess) -> tuple[Task, PrivateSlots | None]:
-    """Return the slots of the private examples (gradients/slots.py), None if people are summed, or several processes
-    sum; and the task with its examples slot by slot, if each step takes all of them."""
-    alone = processes is ONE_PROCESS and task.people is None
+def in_slots(task: Task, gradients: Engine, job: Job, processes: OneProcess) -> tuple[Task, PrivateSlots | None]:
+    """Return the slots of the private examples (gradients/slots.py), None if means are summed, of people or views, or
+    several processes sum; and the task with its examples slot by slot, if each step takes all of them."""
+    plan, alone = job.schedule, processes is ONE_PROCESS and task.people is None and job.training.augment is None
     slots = private_slots(gradients, *task.private, plan.batch_size) if alone else None
     if slots is not None and plan.rate == 1:
         task = task._replace(private=Split(*slots.arrange(*task.private)))
     return task, slots
 
 
+def views_of(job: Job, secret: Secret, step: int, chosen: Tensor | None) -> Views | None:
+    """Return the views of a step that is of these private units (None: all), if training is on views of images."""
+    training = job.training
+    if training.augment is None:
+        return None
+    units = torch.arange(job.schedule.n) if chosen is None else chosen
+    return Views(training.views, training.augment, secret("views", step).bytes(KEY), units)
+
+
 def by_unit(
-    chosen: Tensor | None, people: Tensor | None, gradients: Engine, slots: PrivateSlots | None = None
+    chosen: Tensor | None,
+    people: Tensor | None,
+    gradients: Engine,
+    slots: PrivateSlots | None = None,
+    views: Views | None = None,
 ) -> tuple[Tensor | None, Engine]:
     """Return the examples of the private units that are `chosen` (None: all), and what makes G with a row for each
     unit. people: how many examples each has; None: a unit is one example. slots: of the examples, which come slot by
-    slot."""
+    slot. views: of the examples, if these are trained on."""
     if slots is not None:
         return slots.batch(chosen)
-    if people is None:
+    if people is not None:
+        examples, sizes = members(people, chosen)
+    elif views is not None:
+        examples, sizes = chosen, torch.ones_like(views.units)
+    else:
         return chosen, gradients
-    examples, sizes = members(people, chosen)
-    return examples, PeopleGradients(gradients, sizes)
+    return examples, PeopleGradients(gradients, sizes, views)
 
 
 def _report(step: int, state: "_State", checkpoint: "_Checkpoint", report: Callable[[Progress], None]) -> None:
@@ -338,7 +356,8 @@ class _State:
         # sum and number of the losses of this epoch
         self.losses = torch.zeros(2, dtype=torch.float64, device=self.parameters[0].device)
 
-        # [p], the weights before the first private step; and the sum of those before step t, times t, to be averaged
+        # [p], the weights before the first private step; and what is averaged: the sum of those before step t, times t,
+        # or the moving average
         self.start = flat(self.parameters)
         self.total = torch.zeros_like(self.start, dtype=torch.float64) if job.training.average else None
 
@@ -363,18 +382,23 @@ class _State:
 
     def descend(self, step: int, direction: Tensor, losses: Tensor) -> None:
         """Take one step of the optimiser with `direction` [p] as the gradient."""
-        if self.total is not None:
+        moving = self.job.training.average == EMA
+        if self.total is not None and not moving:
             self.total += (step + 1) * flat(self.parameters)
         for parameter, columns in zip(self.parameters, self.columns, strict=True):
             parameter.grad = direction[columns].view_as(parameter)
         self.optimizer.step()
         self.decay.step()
         self.losses += losses
+        if self.total is not None and moving:
+            before = self.total if step else self.start.double()
+            self.total = before.lerp(flat(self.parameters).double(), 1 - min(MOST_KEPT, (1 + step) / (10 + step)))
 
     def average(self, steps: int) -> None:
-        """Set the weights to 2 / (T (T + 1)) sum_t t w_t, of those before step t = 1, ..., T, if this is wanted."""
+        """Set the weights to 2 / (T (T + 1)) sum_t t w_t, of those before step t = 1, ..., T, or to the moving average,
+        if one of these is wanted."""
         if self.total is not None and steps:
-            mean = self.total * (2 / (steps * (steps + 1)))
+            mean = self.total if self.job.training.average == EMA else self.total * (2 / (steps * (steps + 1)))
             nn.utils.vector_to_parameters(mean.to(self.start.dtype), self.parameters)
 
     def finite(self) -> bool:

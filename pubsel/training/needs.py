@@ -16,11 +16,12 @@ from pubsel.distances.inputs import penultimate
 from pubsel.distances.task2vec import Task2Vec
 from pubsel.distances.whitening import Whitening
 from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.people import PeopleGradients
 from pubsel.messages import UserError, gib, say
 from pubsel.models.layers import split
 from pubsel.models.memory import free
 from pubsel.privacy.sampling import Schedule
-from pubsel.training.loop import by_unit, engine, view_of
+from pubsel.training.loop import engine, view_of
 
 REMEDIES = {
     "training": "lower algorithm.k, if it has one, or training.chunk, or take a smaller model",
@@ -75,10 +76,11 @@ def of_training(cell: Cell, task: Task, plan: Schedule) -> Memory:
     model, seen = stand_in(cell, task)
     gradients = engine(model, cell.training.chunk)
     view = view_of(model, gradients, seen, cell.name, plan)
-    chunk = by_unit(None, task.people, gradients)[1].chunk(seen.private.x)
+    means = task.people is not None or cell.training.augment is not None
+    chunk = (PeopleGradients(gradients, torch.empty(0)) if means else gradients).chunk(seen.private.x)
 
-    # float64 sum and noise, direction, momentum, and the rows of a pass: of examples, and of people
-    vectors = 6 + (chunk if task.people is None else 2 * chunk)
+    # float64 sum and noise, direction, momentum, and the rows of a pass: of examples, and of means over these
+    vectors = 6 + (2 * chunk if means else chunk)
     numbers = cell.algorithm.numbers(view) + vectors * gradients.size
     training = numbers * next(model.parameters()).element_size()
     needs = Memory(training, distance=0, passes=passes(model, seen.private, chunk))
