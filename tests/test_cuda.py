@@ -68,6 +68,8 @@ PATHS = {
     "dp_sgd, secure noise": f"{NO_GSD} algorithm=dp_sgd privacy.secure_noise=true",
     "dp_sgd, adam and average": f"{NO_GSD} algorithm=dp_sgd training.optimizer=adam training.average=true",
     "dp_md": f"{NO_GSD} algorithm=dp_md",
+    "dope_sgd": f"{NO_GSD} algorithm=dope_sgd",
+    "linear dope_sgd": f"{PIXELS} algorithm=dope_sgd",
     "second phase": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1",
     "second phase, own head": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1 algorithm.head=own",
     "non_private": f"{NO_GSD} algorithm=non_private",

@@ -1,4 +1,4 @@
-"""DP mirror descent and second-phase pre-training: what public data does, written out."""
+"""DP mirror descent, DOPE-SGD and second-phase pre-training: what public data does, written out."""
 
 import math
 from pathlib import Path
@@ -14,6 +14,7 @@ from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.second_phase import SecondPhase
 from pubsel.cli import main
 from pubsel.data import Split, Task
+from pubsel.gradients.factored import FactoredGradients
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models.trained import head
@@ -42,6 +43,12 @@ def view(public, classes=3, steps=10, same_task=True):
     return View(model, gradients, public, classes, False, secret, steps=steps, same_task=same_task)
 
 
+def gradient_of(v):
+    v.model.zero_grad()
+    nn.functional.cross_entropy(v.model(v.public.x), v.public.y).backward()
+    return torch.cat([p.grad.flatten() for p in v.model.parameters()])
+
+
 # DP mirror descent
 
 
@@ -58,13 +65,10 @@ def test_alpha_falls_from_one_along_a_cosine_and_is_never_negative():
 
 
 def test_the_direction_is_noisy_private_and_public_gradient_mixed():
-    public = patterns(20, 3)
-    v = view(public)
+    v = view(patterns(20, 3))
     algorithm = build("dp_md", clip_norm=0.5, public_batch=20, cycle=2)
     mech = algorithm.mechanism(v, 4)
-    v.model.zero_grad()
-    nn.functional.cross_entropy(v.model(public.x), public.y).backward()
-    of_public = torch.cat([p.grad.flatten() for p in v.model.parameters()])
+    of_public = gradient_of(v)
     noisy = torch.randn(v.gradients.size)
     a = math.cos(math.pi * 4 / 20)
     torch.testing.assert_close(mech.decode(noisy), a * 0.5 * noisy + (1 - a) * of_public)
@@ -101,6 +105,64 @@ def test_labels_of_a_known_set_of_other_classes_are_no_labels_of_the_task():
     assert task.labelled("x").y.max() == 1
     with pytest.raises(UsageError, match="public labels"):
         task._replace(same_classes=False).labelled("x")
+
+
+# DOPE-SGD
+
+
+def test_differences_from_the_public_gradient_are_clipped_and_it_is_added_once():
+    """Algorithm 2, Lines 7 to 11, with a clip norm that some differences reach; rows of zeros add nothing."""
+    v = view(patterns(20, 3))
+    mech, origin = build("dope_sgd", clip_norm=0.5, public_batch=20).mechanism(v, 4), gradient_of(v)
+    away = torch.randn(300, v.gradients.size) * torch.logspace(-3, 1, 300)[:, None]
+    rows = torch.cat([origin + away, torch.zeros(2, v.gradients.size)])
+    want = (away * (0.5 / away.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    total = mech.clipped_sum(DenseGradients(rows))
+    torch.testing.assert_close(total, want.double() / 0.5, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mech.decode(total / 100), want.double() / 100 + origin, rtol=1e-4, atol=1e-5)
+    again = mech.clipped_sum(DenseGradients(rows), total.clone())
+    torch.testing.assert_close(again, 2 * total)
+
+
+def test_without_clipping_and_noise_the_direction_is_unbiased():
+    """Over Poisson samples of 5 of 20 examples, whatever the public gradient is."""
+    v = view(patterns(20, 3))
+    mech = build("dope_sgd", clip_norm=1e4).mechanism(v, 0)
+    rows = torch.randn(20, v.gradients.size)
+    samples = torch.rand(4000, 20) < 0.25
+    mean = sum(mech.decode(mech.clipped_sum(DenseGradients(rows[sample])) / 5) for sample in samples) / len(samples)
+    assert (mean - rows.mean(0)).norm() < 0.05 * rows.mean(0).norm()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("length", [1.0, 1e4, 1e8])
+def test_a_row_near_a_long_public_gradient_adds_at_most_one(length, monkeypatch):
+    """|g|^2 - 2 g.o + |o|^2 has no digit of the difference then."""
+    origin = length * nn.functional.normalize(torch.randn(1, 4 * 13), dim=1)[0]
+    monkeypatch.setattr("pubsel.algorithms.dope_sgd.mean_public_gradient", lambda *_: origin)
+    v = view(patterns(20, 3))
+    mech = build("dope_sgd", clip_norm=1e-3).mechanism(v, 0)
+    for step in torch.logspace(-8, 1, 40):
+        row = DenseGradients(origin[None] + length * step * torch.randn(1, len(origin)))
+        assert mech.clipped_sum(row).norm() <= 1
+
+
+def test_rows_of_a_linear_classifier_are_those_written_out(monkeypatch):
+    r, x = torch.randn(600, 3), torch.randn(600, 12)
+    factored = FactoredGradients(r, x, bias=True)
+    origin = torch.randn(3 * 13)
+    monkeypatch.setattr("pubsel.algorithms.dope_sgd.mean_public_gradient", lambda *_: origin)
+    mech = build("dope_sgd", clip_norm=3).mechanism(view(patterns(20, 3)), 0)
+    dense = DenseGradients(factored.written_out())
+    assert torch.equal(mech.clipped_sum(factored), mech.clipped_sum(dense))
+    assert torch.equal(mech.contributions(factored), mech.contributions(dense))
+
+
+def test_dope_sgd_needs_labels_of_the_task():
+    with pytest.raises(UsageError, match="algorithm=dope_sgd needs public labels of the private task"):
+        build("dope_sgd").mechanism(view(patterns(20, 3))._replace(same_classes=False), 0)
+    with pytest.raises(UsageError, match="algorithm=dope_sgd needs public data"):
+        build("dope_sgd").mechanism(view(None), 0)
 
 
 # Second phase
