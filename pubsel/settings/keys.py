@@ -27,6 +27,7 @@ Take = Enum("Take", ["test", "train"])
 Overlap = Enum("Overlap", ["refuse", "leave"])
 Fold = Enum("Fold", ["apart", "fold"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
+Augment = Enum("Augment", ["flip", "crop"])
 PublicLabels = Enum("PublicLabels", ["auto", "given", "none"])
 ABOUT_PUBLIC_LABELS = (
     "public labels that are used: auto, if both are of one data set; given, of another set with the same classes in "
