@@ -11,9 +11,9 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from pubsel.algorithms import View
 from pubsel.algorithms.adassp import statistics
 from pubsel.algorithms.class_shares import counted
-from pubsel.algorithms.dp_sgd import clipped_sum
 from pubsel.algorithms.dppl import prototype_scores
 from pubsel.algorithms.noisy_sgd import LOGISTIC, chances, signed_examples
 from pubsel.algorithms.pillar import noisy_covariance
@@ -55,18 +55,23 @@ def histogram(x, people):
     return torch.tensor(coverage.counts(clusters, x, weights_of(people, len(x)))).double() / UNIT
 
 
-def mean_rows(x, people):
+def in_classes(x):
+    return Split(x, torch.arange(len(x)) % 3)
+
+
+def step_of(name):
+    """Return the sum of a step of an algorithm."""
     model = torch.nn.Linear(D, 3)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
     engine = LinearGradients(model)
-    gradients = engine if people is None else PeopleGradients(engine, people)
-    blocks = gradients.blocks(x, torch.arange(len(x)) % 3, rows=1)
-    return sum(clipped_sum(block, 0.5) for block in blocks)
+    mech = build(name, clip_norm=0.5).mechanism(View(model, engine, in_classes(NEAR), 3, False, secret), 0)
 
+    def of(x, people):
+        gradients = engine if people is None else PeopleGradients(engine, people)
+        return sum(mech.clipped_sum(block) for block in gradients.blocks(*in_classes(x), rows=1))
 
-def in_classes(x):
-    return Split(x, torch.arange(len(x)) % 3)
+    return of
 
 
 def counts_and_mean(x, people):
@@ -90,7 +95,8 @@ def confusion(x, people):
 SUMS = {  # by how much one unit may move it, and whether units may be people
     "choice by coverage": (selection_scores(coverage.scores), math.inf, 1.0, True),
     "histogram of a pool": (histogram, 1, 1.0, True),
-    "sum of clipped gradients": (mean_rows, 2, 1.0, True),
+    "sum of clipped gradients": (step_of("dp_sgd"), 2, 1.0, True),
+    "sum of clipped differences": (step_of("dope_sgd"), 2, 1.0, True),
     "first release of dp_pca": (lambda x, people: noisy_covariance(NEAR, 2).clipped_sum(x), 2, 1.0, False),
     "private centre of whitened_head": (lambda x, people: centred(D, 100, 0.3, True).clipped_sum(x), 2, 1.0, False),
     "counts and centre of whitened_head": (counts_and_mean, 2, 1.0, False),

@@ -44,7 +44,8 @@ from tests.made import Scaled, build, checked, done, failed, interrupted, only_r
 from tests.synthetic import secret_named
 from tests.test_people import npz
 
-NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "second_phase": {"head": "own"}}
+NETWORKS = {"dp_sgd": {}, "gep": {"k": 100}, "b_gep": {"k": 100}, "dp_md": {}, "dope_sgd": {}}
+NETWORKS |= {"second_phase": {"head": "own"}}
 SHORT = {"pretrain_epochs": 2}
 PLAIN = "pillar jl dp_pca dp_fc dp_sgd_standardised dp_raft adadps ppgd fully_private whitened_head whitened_head_once"
 LINEAR = {name: {} for name in PLAIN.split()} | dict.fromkeys(("ngd", "adamix_clipping"), SHORT)
@@ -414,6 +415,7 @@ RIGHT = {
     "gep_digits": [],
     "b_gep": ["algorithm.k=100"],
     "dp_md": [],
+    "dope_sgd": [],
     "adadps": PIXELS,
     "pillar": PIXELS,
     "dp_fc": PIXELS,

@@ -71,8 +71,11 @@ PATHS = {
     "dp_sgd, views and moving average": f"{NO_GSD} algorithm=dp_sgd training.augment=[flip,crop] training.views=2 "
     "training.average=ema",
     "dp_md": f"{NO_GSD} algorithm=dp_md",
+    "dope_sgd": f"{NO_GSD} algorithm=dope_sgd",
+    "linear dope_sgd": f"{PIXELS} algorithm=dope_sgd",
     "second phase": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1",
     "second phase, own head": f"{NO_GSD} algorithm=second_phase algorithm.public_epochs=1 algorithm.head=own",
+    "dp_randp": f"{NO_GSD} algorithm=dp_randp algorithm.public_epochs=1 pair.public=[photo_patches,noise]",
     "non_private": f"{NO_GSD} algorithm=non_private",
     "auto": f"{QUICK} distance=gsd pair.public=auto pair.candidates=[digits,photo_patches] epsilon_select=1 "
     "distance.m=60 distance.k=4",

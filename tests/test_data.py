@@ -19,7 +19,7 @@ from scipy.io import savemat
 
 from pubsel.algorithms import View
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, Reader, Split, load, open_dataset, prepared, public_examples, same_examples
+from pubsel.data import Missing, Reader, Split, load, open_dataset, prepared, processes, public_examples, same_examples
 from pubsel.data.convert import to_shape
 from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 from pubsel.messages import UsageError, UserError
@@ -475,14 +475,55 @@ def test_digits():
     assert source.test.y[:5].tolist() == [0, 9, 6, 9, 8]
 
 
-@pytest.mark.parametrize(("name", "total"), [("photo_patches", None), ("noise", None)])
-def test_generated_sets_are_the_same_each_time(name, total):
+@pytest.mark.parametrize("name", ["photo_patches", "noise"])
+def test_generated_sets_are_the_same_each_time(name):
     first, second = open_dataset(name, ".", False), open_dataset(name, ".", False)
     assert first.test.x.shape == first.train.x.shape == (2000, 3, 32, 32)
     assert (first.test.x == second.test.x).all()
     assert (first.test.y == second.test.y).all()
     assert not (first.train.x == first.test.x).all()
     assert first.notes == ()
+
+
+@pytest.mark.parametrize("name", ["dead_leaves", "spectrum"])
+def test_images_of_a_random_process_are_drawn_once_and_kept(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("pubsel.data.processes.TRAIN", 6)
+    monkeypatch.setattr("pubsel.data.processes.TEST", 4)
+    assert catalogue.present(name, tmp_path) == "built in"
+    first = open_dataset(name, str(tmp_path), False)
+    assert (first.train.x.shape, first.test.x.shape) == ((6, 3, 32, 32), (4, 3, 32, 32))
+    assert not first.train.y.any()
+    assert first.classes == 1
+    assert catalogue.present(name, tmp_path) == "prepared"
+
+    # an image follows from its number, whatever others there are
+    monkeypatch.setattr("pubsel.data.processes.TRAIN", 1)
+    alone = processes.drawn(name)
+    assert torch.equal(alone.train.x, first.train.x[:1])
+    assert torch.equal(alone.test.x, first.train.x[1:5])
+    monkeypatch.setattr("pubsel.data.embedded.drawn", lambda _: pytest.fail("they are drawn again"))
+    assert torch.equal(open_dataset(name, str(tmp_path), False).test.x, first.test.x)
+
+
+def test_dead_leaves_of_one_radius_are_leaves_of_that_radius(monkeypatch):
+    """The leaf on top is whole. Radii fall as r^-3: of those of 2 to 16 pixels, 16 in 21 are below 4."""
+    assert processes.radii_at(np.array([0, 16 / 21, 1])) == pytest.approx([2, 4, 16])
+    monkeypatch.setattr(processes, "SIDES", (1000,))
+    monkeypatch.setattr(processes, "SMALLEST", 5.0)
+    monkeypatch.setattr(processes, "LARGEST", 5.0 + 1e-9)
+    images = [processes.dead_leaves(np.random.RandomState(i)) for i in range(20)]
+    sizes = [np.unique(image.reshape(-1, 3), axis=0, return_counts=True)[1].max() for image in images]
+    assert 70 <= max(sizes) <= 88  # 25 pi is 78.5
+    assert all(len(np.unique(image.reshape(-1, 3), axis=0)) > 20 for image in images)
+
+
+def test_a_spectrum_falls_with_frequency(monkeypatch):
+    """Log-log regression over the axis of rows gives the exponent, on average over images."""
+    monkeypatch.setattr(processes, "EXPONENTS", (2.0, 2.0))
+    monkeypatch.setattr(processes, "CONTRAST", 20.0)  # clips nothing
+    images = np.stack([processes.spectrum(np.random.RandomState(i)) for i in range(100)]).astype(float)
+    power = np.log(np.abs(np.fft.fft2(images, axes=(1, 2))[:, 1:5, 0])).mean((0, 2))
+    assert np.polyfit(np.log(np.arange(1, 5)), power, 1)[0] == pytest.approx(-2, abs=0.1)
 
 
 # --- rules 2 to 4 and 7: which images are public, conversion, labels, notes

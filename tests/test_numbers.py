@@ -50,6 +50,7 @@ CELLS = {
     "gep": f"{NETWORK} algorithm=gep algorithm.k=20",
     "b_gep": f"{NETWORK} algorithm=b_gep algorithm.k=20",
     "dp_md": f"{NETWORK} algorithm=dp_md",
+    "dope_sgd": f"{NETWORK} algorithm=dope_sgd",
     "noisy_sgd": f"{FEATURES} algorithm=noisy_sgd pair.private=two.npz",
     "second_phase": f"{NETWORK} algorithm=second_phase algorithm.public_epochs=1",
     "non_private": f"{NETWORK} algorithm=non_private pair.public=null",

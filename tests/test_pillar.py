@@ -365,6 +365,7 @@ WAYS = {
     "adadps": [],
     "gep": ["algorithm.k=20"],
     "dp_sgd": ["algorithm.clip_norm=1"],
+    "dope_sgd": ["algorithm.public_batch=20"],
     "adamix": ["algorithm.rank=10", "algorithm.pretrain_epochs=5"],
     "adamix_theory": ["training=adamix_theory"],
     "ppgd": ["algorithm.finish_epochs=5"],

@@ -1,4 +1,4 @@
-"""DP mirror descent and second-phase pre-training: what public data does, written out."""
+"""DP mirror descent, DOPE-SGD and second-phase pre-training: what public data does, written out."""
 
 import math
 from pathlib import Path
@@ -11,18 +11,22 @@ from torch import nn
 from pubsel.algorithms import View
 from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
-from pubsel.algorithms.second_phase import SecondPhase
+from pubsel.algorithms.second_phase import SecondPhase, by_views
 from pubsel.cli import main
 from pubsel.data import Split, Task
+from pubsel.data.augment import augmented
+from pubsel.data.splits import NO_CLASS
+from pubsel.gradients.factored import FactoredGradients, LinearGradients
 from pubsel.gradients.matrix import DenseGradients, PerExampleGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models.trained import head
+from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.records import read_records
 from pubsel.release.run import other_utilities
-from pubsel.settings.keys import Labels, Training
+from pubsel.settings.keys import Augment, Labels, Training
 from pubsel.training.loop import Job, fit
-from tests.made import build, interrupted, secret, write_npz
+from tests.made import build, hurtful, interrupted, secret, write_npz
 from tests.synthetic import secret_named
 
 
@@ -42,6 +46,12 @@ def view(public, classes=3, steps=10, same_task=True):
     return View(model, gradients, public, classes, False, secret, steps=steps, same_task=same_task)
 
 
+def gradient_of(v):
+    v.model.zero_grad()
+    nn.functional.cross_entropy(v.model(v.public.x), v.public.y).backward()
+    return torch.cat([p.grad.flatten() for p in v.model.parameters()])
+
+
 # DP mirror descent
 
 
@@ -58,13 +68,10 @@ def test_alpha_falls_from_one_along_a_cosine_and_is_never_negative():
 
 
 def test_the_direction_is_noisy_private_and_public_gradient_mixed():
-    public = patterns(20, 3)
-    v = view(public)
+    v = view(patterns(20, 3))
     algorithm = build("dp_md", clip_norm=0.5, public_batch=20, cycle=2)
     mech = algorithm.mechanism(v, 4)
-    v.model.zero_grad()
-    nn.functional.cross_entropy(v.model(public.x), public.y).backward()
-    of_public = torch.cat([p.grad.flatten() for p in v.model.parameters()])
+    of_public = gradient_of(v)
     noisy = torch.randn(v.gradients.size)
     a = math.cos(math.pi * 4 / 20)
     torch.testing.assert_close(mech.decode(noisy), a * 0.5 * noisy + (1 - a) * of_public)
@@ -101,6 +108,64 @@ def test_labels_of_a_known_set_of_other_classes_are_no_labels_of_the_task():
     assert task.labelled("x").y.max() == 1
     with pytest.raises(UsageError, match="public labels"):
         task._replace(same_classes=False).labelled("x")
+
+
+# DOPE-SGD
+
+
+def test_differences_from_the_public_gradient_are_clipped_and_it_is_added_once():
+    """Algorithm 2, Lines 7 to 11, with a clip norm that some differences reach; rows of zeros add nothing."""
+    v = view(patterns(20, 3))
+    mech, origin = build("dope_sgd", clip_norm=0.5, public_batch=20).mechanism(v, 4), gradient_of(v)
+    away = torch.randn(300, v.gradients.size) * torch.logspace(-3, 1, 300)[:, None]
+    rows = torch.cat([origin + away, torch.zeros(2, v.gradients.size)])
+    want = (away * (0.5 / away.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    total = mech.clipped_sum(DenseGradients(rows))
+    torch.testing.assert_close(total, want.double() / 0.5, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mech.decode(total / 100), want.double() / 100 + origin, rtol=1e-4, atol=1e-5)
+    again = mech.clipped_sum(DenseGradients(rows), total.clone())
+    torch.testing.assert_close(again, 2 * total)
+
+
+def test_without_clipping_and_noise_the_direction_is_unbiased():
+    """Over Poisson samples of 5 of 20 examples, whatever the public gradient is."""
+    v = view(patterns(20, 3))
+    mech = build("dope_sgd", clip_norm=1e4).mechanism(v, 0)
+    rows = torch.randn(20, v.gradients.size)
+    samples = torch.rand(1500, 20) < 0.25
+    mean = sum(mech.decode(mech.clipped_sum(DenseGradients(rows[sample])) / 5) for sample in samples) / len(samples)
+    assert (mean - rows.mean(0)).norm() < 0.1 * rows.mean(0).norm()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("length", [1.0, 1e4, 1e8])
+def test_a_row_near_a_long_public_gradient_adds_at_most_one(length, monkeypatch):
+    """|g|^2 - 2 g.o + |o|^2 has no digit of the difference then."""
+    origin = length * nn.functional.normalize(torch.randn(1, 4 * 13), dim=1)[0]
+    monkeypatch.setattr("pubsel.algorithms.dope_sgd.mean_public_gradient", lambda *_: origin)
+    v = view(patterns(20, 3))
+    mech = build("dope_sgd", clip_norm=1e-3).mechanism(v, 0)
+    for step in torch.logspace(-8, 1, 40):
+        row = DenseGradients(origin[None] + length * step * torch.randn(1, len(origin)))
+        assert mech.clipped_sum(row).norm() <= 1
+
+
+def test_rows_of_a_linear_classifier_are_those_written_out(monkeypatch):
+    r, x = torch.randn(600, 3), torch.randn(600, 12)
+    factored = FactoredGradients(r, x, bias=True)
+    origin = torch.randn(3 * 13)
+    monkeypatch.setattr("pubsel.algorithms.dope_sgd.mean_public_gradient", lambda *_: origin)
+    mech = build("dope_sgd", clip_norm=3).mechanism(view(patterns(20, 3)), 0)
+    dense = DenseGradients(factored.written_out())
+    assert torch.equal(mech.clipped_sum(factored), mech.clipped_sum(dense))
+    assert torch.equal(mech.contributions(factored), mech.contributions(dense))
+
+
+def test_dope_sgd_needs_labels_of_the_task():
+    with pytest.raises(UsageError, match="algorithm=dope_sgd needs public labels of the private task"):
+        build("dope_sgd").mechanism(view(patterns(20, 3))._replace(same_classes=False), 0)
+    with pytest.raises(UsageError, match="algorithm=dope_sgd needs public data"):
+        build("dope_sgd").mechanism(view(None), 0)
 
 
 # Second phase
@@ -178,7 +243,12 @@ def test_frozen_parameters_stay_frozen():
     [
         ({}, None, UsageError, "needs public data"),
         ({"head": "own"}, patterns(20, 6), UsageError, "public labels"),
-        ({"head": "temporary"}, patterns(20, 1), UsageError, "one class"),
+        (
+            {"head": "temporary"},
+            Split(torch.randn(20, 36), torch.zeros(20, dtype=torch.int64)),
+            UsageError,
+            "views of images",
+        ),
         ({"public_rate": 3e37, "public_epochs": 30}, patterns(20, 3), UserError, "public_rate"),
     ],
 )
@@ -195,7 +265,141 @@ def test_after_it_comes_dp_sgd():
     assert torch.equal(mech.decode(rows.rows[0]), plain.decode(rows.rows[0]))
 
 
+# DP-RandP
+
+
+def test_alignment_and_uniformity_written_out():
+    """Wang and Isola, Section 4.2, with t = 2, of the two views that the seed draws; mirrored images align at once."""
+    x, model = torch.rand(7, 1, 6, 6), nn.Sequential(nn.Flatten(), nn.Linear(36, 5))
+    found = by_views(model, Split(x, torch.zeros(7)), stream("a", "views"))
+    source = stream("a", "views")
+    u, v = (nn.functional.normalize(model(augmented(x, list(Augment), source)), dim=1) for _ in range(2))
+    pairs = [(i, j) for i in range(7) for j in range(i)]
+    spread = [
+        np.log(np.mean([math.exp(-2 * float((z[i] - z[j]).detach().square().sum())) for i, j in pairs])) for z in (u, v)
+    ]
+    want = float((u - v).detach().square().sum(1).mean()) + np.mean(spread)
+    assert found.item() == pytest.approx(want, rel=1e-5)
+    alone = by_views(model, Split(x[:1], torch.zeros(1)), stream("a", "views"))
+    assert 0 <= alone.item() <= 4
+    assert by_views(model, Split(torch.ones(2, 1, 6, 6), torch.zeros(2)), source).abs() < 1e-6
+    found.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("label", [0, NO_CLASS])
+def test_images_without_labels_train_what_is_below_the_head_by_their_views(label):
+    """Also those of several sets whose classes differ; and a last batch of one image."""
+    v = view(patterns(65, 3), same_task=False)
+    v = v._replace(public=Split(v.public.x, torch.full((65,), label)))
+    net = v.model
+    head_before, below = net[3].weight.clone(), nn.Sequential(*net[:3])
+
+    def loss():
+        torch.manual_seed(1)
+        with torch.no_grad():
+            return float(by_views(below, v.public, stream("b", "views")))
+
+    before = loss()
+    build("second_phase", public_rate=0.01, public_epochs=20).pretrain(v)
+    assert loss() < before - 0.3
+    assert torch.equal(net[3].weight, head_before)
+
+
+@pytest.mark.attack
+def test_the_first_steps_train_the_head_alone():
+    v = view(patterns(20, 3))
+    mechs = [build("second_phase", clip_norm=0.1, head_share=0.4).mechanism(v, step) for step in range(5)]
+    of_head = torch.zeros(v.gradients.size)
+    of_head[v.gradients.offsets["3.weight"]] = of_head[v.gradients.offsets["3.bias"]] = 1
+    rows, plain = hurtful(v.gradients.size), DPSGD("x", 0.1).mechanism(v, 0)
+    some = torch.randn(30, v.gradients.size)
+    for step, mech in enumerate(mechs):
+        assert mech.sensitivity == 1
+        assert max(mech.clipped_sum(DenseGradients(row.clone())).norm() for row in rows.split(1)) <= 1
+        mask = of_head if step < 4 else torch.ones_like(of_head)
+        want = plain.clipped_sum(DenseGradients(some * mask))
+        torch.testing.assert_close(mech.clipped_sum(DenseGradients(some.clone())), want)
+        noisy = torch.randn(v.gradients.size)
+        torch.testing.assert_close(mech.decode(noisy), 0.1 * noisy * mask)
+
+    # a linear classifier is its own head
+    linear = nn.Linear(36, 3)
+    whole = build("second_phase", head_share=1).mechanism(
+        v._replace(model=linear, gradients=LinearGradients(linear)), 0
+    )
+    assert whole.decode(torch.ones(3 * 37)).all()
+    gradients = PerExampleGradients(v.model, 16, names=["1.weight"])
+    with pytest.raises(UsageError, match="the head does not train"):
+        build("second_phase", head_share=1).mechanism(v._replace(gradients=gradients), 0)
+
+
 # From the command line
+
+
+@pytest.fixture
+def few_leaves(folder, monkeypatch):
+    """Fifty images of dead leaves, and a private set of three classes."""
+    monkeypatch.setattr("pubsel.data.processes.TRAIN", 30)
+    monkeypatch.setattr("pubsel.data.processes.TEST", 20)
+    parts = patterns(150, 3), patterns(80, 3, seed=1)
+    write_npz("own.npz", *(((split.x[:, 0] * 100).byte().numpy(), split.y.numpy()) for split in parts))
+    return ["pair.private=own.npz", "pair.public=dead_leaves", "threads=1", "data_root=."]
+
+
+TINY = ["run", "model=linear", "distance=none", "training.steps=3", "training.batch_size=150", "epsilon=2"]
+ON_FEATURES = [*TINY, "model=scattering", "pair.m=30", "training=pillar"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*TINY, "algorithm=gep", "algorithm.k=10", "pair.m=40"],
+        [*TINY, "algorithm=dp_md", "pair.m=20"],
+        [*TINY, "algorithm=second_phase", "pair.m=40"],
+        [*TINY, "algorithm=dp_randp", "algorithm.public_epochs=2", "pair.m=40", "model=digits_cnn"],
+        [*ON_FEATURES, "algorithm=pillar", "algorithm.k=5"],
+        [*ON_FEATURES, "algorithm=whitened_head"],
+    ],
+)
+def test_a_random_process_is_public_data(words, few_leaves, capsys):
+    assert main([*words, *few_leaves]) == 0, capsys.readouterr().err
+    (record,) = read_records(Path("results"))
+    assert record["public"] == "dead_leaves"
+    assert record["public_labels"] == "of another set"
+    assert record["privacy"]["valid"]
+    assert record["utility"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([*TINY, "algorithm=dope_sgd", "pair.m=40"], "algorithm=dope_sgd needs public labels of the private task"),
+        ([*ON_FEATURES, "algorithm=adamix", "algorithm.rank=null"], "algorithm=adamix needs public labels"),
+        (
+            [*TINY, "algorithm=second_phase", "algorithm.head=own", "pair.m=40"],
+            "needs public labels of the private task",
+        ),
+        ([*ON_FEATURES, "algorithm=second_phase"], "trained on by views of images"),
+    ],
+)
+def test_what_needs_labels_refuses_a_random_process(words, says, few_leaves, capsys):
+    assert main([*words, *few_leaves]) == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("distance", ["gsd", "mmd", "frechet", "otdd", "task2vec"])
+def test_distances_to_a_random_process(distance, few_leaves, capsys):
+    words = ["rank", "private=own.npz", "public=[dead_leaves]", "model=linear", f"distance={distance}"]
+    words += ["distance.m=40", "distance.initialisations=1", "threads=1", "data_root=."]
+    code = main([*words, *(["distance.k=4"] if distance == "gsd" else [])])
+    said = capsys.readouterr()
+    if distance in ("otdd", "task2vec"):
+        assert code == 2
+        assert f"distance={distance} needs labels, and dead_leaves has none" in said.err.splitlines()[-1]
+    else:
+        assert code == 0, said.err
+        assert "dead_leaves" in said.out
 
 
 @pytest.mark.parametrize("name", ["dp_md", "second_phase"])

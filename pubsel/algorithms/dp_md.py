@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pubsel.algorithms import Mechanism, View, needed
 from pubsel.algorithms.adamix import public_gradient
@@ -19,6 +20,13 @@ from pubsel.settings.schema import setting
 def alpha(step: int, steps: int, cycle: float | None, constant: float) -> float:
     """Return the weight of the private gradient at step 0, ..., steps - 1: cos(pi t / (cycle T)), or `constant`."""
     return constant if cycle is None else math.cos(math.pi * step / (cycle * steps))
+
+
+def mean_public_gradient(view: View, public: Split, size: int, draw: int) -> Tensor:
+    """Return the mean gradient of a batch of public examples, [p]; draw: another one for another batch."""
+    order = view.random("public batch", draw).permutation(len(public.y))
+    chosen = sent(torch.from_numpy(order[:size]), public.y.device)
+    return public_gradient(view.gradients, Split(public.x[chosen], public.y[chosen])) / len(chosen)
 
 
 @dataclass
@@ -40,10 +48,7 @@ class DPMD(Clipping):
         """Return the mechanism of DP-SGD, of sensitivity 1; the public gradient is added after the noise."""
         x = needed(view.public, self.name).x
         y = view.labels(self.labels, 0, self.name)
-
-        order = view.random("public batch", step if self.fresh else 0).permutation(len(y))
-        chosen = sent(torch.from_numpy(order[: self.public_batch]), y.device)
-        public = public_gradient(view.gradients, Split(x[chosen], y[chosen])) / len(chosen)  # [p]
+        public = mean_public_gradient(view, Split(x, y), self.public_batch, step if self.fresh else 0)  # [p]
 
         weight = alpha(step, view.steps, self.cycle, self.alpha)
         plain = self.clipped(view, self.clip_norm)

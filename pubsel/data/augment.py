@@ -51,7 +51,9 @@ def placed(x: Tensor, kinds: Collection[Augment], uniform: NDArray[np.float64]) 
     rows, columns = places
     if Augment.flip in kinds:
         columns = torch.where(mirrored[:, None] < 0.5, x.shape[3] - 1 - columns, columns)
-    return x.gather(2, rows[:, None, :, None].expand_as(x)).gather(3, columns[:, None, None].expand_as(x))
+
+    pixels = (rows[:, :, None] * x.shape[3] + columns[:, None]).flatten(1)  # [n, height * width]
+    return x.flatten(2).gather(2, pixels[:, None].expand(-1, x.shape[1], -1)).view_as(x)
 
 
 class Views(NamedTuple):

@@ -1,4 +1,5 @@
-"""Sets that come with the installation: scikit-learn's digits, patches of its two photographs, and noise."""
+"""Sets that come with the installation: scikit-learn's digits, patches of its two photographs, noise, and the images of
+random processes."""
 
 from collections.abc import Sequence
 from importlib.metadata import distribution
@@ -6,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from pubsel.data.processes import drawn
 from pubsel.data.splits import SEED, Parts, from_arrays
 from pubsel.settings.datasets import Dataset
 
 DIGITS_TRAIN = 1297  # of 1,797; the other 500 are the test set
-COUNT = 2000  # images in each part of the other two
+COUNT = 2000  # images in each part of patches and noise
 SIDE = 32
 
 
@@ -21,8 +23,10 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
             return digits()
         case "photo_patches":
             return photo_patches()
-        case _:
+        case "noise":
             return noise()
+        case kind:
+            return drawn(kind)
 
 
 def digits() -> Parts:

@@ -85,7 +85,7 @@ class GradientMatrix(Protocol):
     # as G is
     def combine(self, weights: Tensor, slots: Slots | None = None, total: Tensor | None = None) -> Tensor: ...
     def gram(self) -> Tensor: ...  # G G^T, [n, n]
-    def written_out(self, chosen: Tensor | None = None) -> Tensor: ...  # bool [n] -> those rows, [n', p]; None: all
+    def written_out(self, chosen: Tensor | None = None) -> Tensor: ...  # bool [n] or places [n'] -> [n', p]; None: all
     def scaled_norms(self, scale: Tensor) -> Tensor: ...  # [p] -> norms of the rows of G diag(scale), [n]
     def squared_sum(self) -> Tensor: ...  # sum of the rows of G * G, [p]
     def add_power(self, total: Tensor, columns: slice, b: Tensor) -> None: ...  # total += G_c^T G_c b
