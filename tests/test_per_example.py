@@ -169,11 +169,12 @@ def written(way, model, x, y, names):
     return out, losses
 
 
-@pytest.mark.parametrize("fits", [True, False], ids=["unfolded", "in groups"])  # patches of an image into a cache
+@pytest.mark.parametrize("way", ["unfolded", "in groups", "many weights"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_layer_outputs_give_the_gradients_of_vmap(name, layout, fits, monkeypatch):
-    monkeypatch.setattr(per_example, "PATCHES_OF_ONE", 2**17 if fits else 0)
+def test_layer_outputs_give_the_gradients_of_vmap(name, layout, way, monkeypatch):
+    monkeypatch.setattr(per_example, "PATCHES_OF_ONE", 2**17 if way == "unfolded" else 0)
+    monkeypatch.setattr(per_example, "MANY_WEIGHTS", 0 if way == "many weights" else 2**18)
     monkeypatch.setattr(per_example, "PATCHES", 1500)  # of some images at once, not of all
     model, x, y, names = ready(KNOWN[name])
     model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)
@@ -576,6 +577,20 @@ def test_only_trained_parameters_and_only_what_lies_above_them():
     ours, _ = written(by_layers, model, x, y, names)
     exact, _ = written(by_vmap, model, x, y, names)
     torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-6)
+
+
+def test_a_convolution_of_many_weights_is_no_convolution_in_groups(monkeypatch):
+    """Whose kernel takes four times as long once gradients leave the cache."""
+    calls = []
+    backward = torch.ops.aten.convolution_backward
+    monkeypatch.setattr(
+        torch.ops.aten, "convolution_backward", lambda *given: calls.append(given[1]) or backward(*given)
+    )
+    for outputs in (112, 128):  # 2^18 weights are 114 filters
+        model = nn.Sequential(nn.Conv2d(256, outputs, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        names = ["0.weight"]
+        written(by_layers, model, torch.randn(2, 256, 9, 9), torch.tensor([0, 1]), names)
+    assert [tuple(x.shape) for x in calls] == [(1, 512, 9, 9)]
 
 
 def test_weights_train_without_their_gains_and_gains_alone_by_vmap():
