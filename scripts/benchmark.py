@@ -68,6 +68,7 @@ NETWORKS = {
     "dense_block": (3, 32, 32, 10),
     "vit_small_images": (3, 32, 32, 10),
     "resnet18": (3, 32, 32, 10),
+    "wrn_16_4": (3, 32, 32, 10),
     "lstm": (64, 32, 10),  # steps, width
     "text_encoder": (64, 10),  # tokens
 }
@@ -413,6 +414,7 @@ WORK = {
     "dp_sgd_dense_block": _network(dp_sgd, "dense_block", 64, None),
     "dp_sgd_vit_small_images": _network(dp_sgd, "vit_small_images", 32, None),
     "dp_sgd_resnet18": _network(dp_sgd, "resnet18", 64, None)._replace(twins=False),
+    "dp_sgd_wrn_16_4": _network(dp_sgd, "wrn_16_4", 64, None)._replace(twins=False),
     "dp_sgd_lstm": _network(dp_sgd, "lstm", 64, None),
     "dp_sgd_text_encoder": _network(dp_sgd, "text_encoder", 64, None),
     "secure_noise_mlp": _network(secure_noise, "mlp", 512, None),

@@ -9,6 +9,7 @@ from torch import nn
 from pubsel.gradients.book_keeping import BookKeeping, KeptInputs, LayeredGradients
 from pubsel.gradients.matrix import Basis, DenseGradients, PerExampleGradients, clip_factors
 from pubsel.gradients.per_example import by_vmap
+from pubsel.gradients.standardised import StandardConv2d
 from pubsel.privacy.accountant import ROUNDING
 
 N = 23
@@ -184,3 +185,16 @@ def test_a_row_that_cancels_nearly_keeps_its_norm() -> None:
     kept = KeptInputs(slice(0, 1200), None, a, e)
     exact = torch.einsum("ntb,nta->nba", e.double(), a.double()).flatten(1).norm(dim=1)
     torch.testing.assert_close(kept.squared_norms().sqrt(), exact, rtol=1e-9, atol=0)
+
+
+def test_standardised_filters_are_written_out() -> None:
+    """Their gradients are not products of inputs and errors; wide ones too."""
+    torch.manual_seed(1)
+    wide = StandardConv2d(40, 300, 3, stride=2)
+    model = nn.Sequential(wide, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(300, 5)).double().eval()
+    x, y = torch.randn(4, 40, 3, 3, dtype=torch.float64), torch.arange(4)
+    block = one_block(BookKeeping(model), x, y)
+    assert type(block) is DenseGradients
+    out = {name: torch.zeros(4, *p.shape, dtype=torch.float64) for name, p in model.named_parameters()}
+    by_vmap(model, x, y, out)
+    torch.testing.assert_close(block.rows, torch.cat([part.flatten(1) for part in out.values()], 1))

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
 from pubsel.gradients.matrix import PerExampleGradients
+from pubsel.gradients.standardised import StandardConv2d
 from pubsel.messages import UsageError
-from pubsel.models import build, parameter_groups
+from pubsel.models import build, parameter_groups, small
 from pubsel.rules import canonical
 from pubsel.settings.compose import composed
 from pubsel.settings.keys import Model, Norm, RunConfig
@@ -22,6 +24,9 @@ def model(name, architecture=None, input_size=None, norm=Norm.replace):
     [
         ("fmnist_cnn", (1, 28, 28), 10, 26_010),
         ("resnet20", (3, 32, 32), 10, 268_346),
+        ("wrn_10_1", (3, 32, 32), 10, 78_938),
+        ("wrn_16_4", (3, 32, 32), 10, 2_753_818),
+        ("wrn_40_4", (3, 32, 32), 10, 8_961_306),
         ("probe", (3, 224, 224), 14, 30_782),
         ("mnist_cnn", (1, 28, 28), 10, 14_394),
     ],
@@ -49,6 +54,43 @@ def test_the_seed_alone_decides_the_weights():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
     assert not torch.equal(next(a.parameters()), next(c.parameters()))
+
+
+def test_filters_are_centred_and_scaled_to_their_gain():
+    """But for one that is all but constant, whose norm is divided by 0.01."""
+    torch.manual_seed(0)
+    layer = StandardConv2d(3, 4, 3)
+    with torch.no_grad():
+        layer.gain.copy_(torch.tensor([1.0, -2.0, 0.5, 1.0]))
+        layer.bias.zero_()
+        layer.weight[3] = 1 + 1e-3 * torch.nn.functional.normalize(layer.weight[3], dim=(0, 1, 2))
+    pixels = torch.eye(27).view(27, 3, 3, 3)  # the filters themselves
+    filters = nn.functional.pad(pixels, (1, 1, 1, 1))
+    filters = layer(filters)[:, :, 2, 2].T
+    centred = layer.weight.flatten(1) - layer.weight.flatten(1).mean(1, keepdim=True)
+    norms = centred.norm(dim=1).clamp(min=0.01)
+    assert norms[3] == 0.01
+    torch.testing.assert_close(filters, centred / norms[:, None] * layer.gain[:, None])
+    torch.testing.assert_close(filters[:3].norm(dim=1), torch.tensor([1.0, 2.0, 0.5]))
+
+
+def test_a_wide_block_is_that_of_its_paper():
+    """ReLU, GroupNorm, convolution, twice, besides one more unit of 1x1 at the first of a stage, or nothing."""
+    torch.manual_seed(0)
+    net = small.NETWORKS["wrn_16_4"](3, 8, 8, 10)
+    x = torch.randn(2, 64, 8, 8)
+
+    def unit(x, unit):
+        return unit.conv(nn.functional.group_norm(x.relu(), 16, unit.norm.weight, unit.norm.bias))
+
+    first, second = net.stage2
+    torch.testing.assert_close(first(x), unit(unit(x, first.unit1), first.unit2) + unit(x, first.shortcut))
+    x = first(x)
+    torch.testing.assert_close(second(x), unit(unit(x, second.unit1), second.unit2) + x)
+    sides = [(layer.kernel_size[0], layer.stride[0]) for layer in net.modules() if isinstance(layer, nn.Conv2d)]
+    stage = [(3, 1)] * 3
+    assert sides == [(3, 1), (3, 1), (3, 1), (1, 1), *stage[:2]] + 2 * [(3, 2), (3, 1), (1, 2), *stage[:2]]
+    assert all(isinstance(layer, StandardConv2d) for layer in net.modules() if isinstance(layer, nn.Conv2d))
 
 
 def test_groups_of_resnet20_are_the_papers_five():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pubsel.algorithms import build
+from pubsel.algorithms import View, build
 from pubsel.cli import main
 from pubsel.data import Split, Task
 from pubsel.messages import UserError
@@ -14,7 +14,7 @@ from pubsel.models.memory import Held
 from pubsel.privacy.sampling import schedule
 from pubsel.release import run
 from pubsel.training import needs
-from pubsel.training.loop import Job, fit
+from pubsel.training.loop import Job, clipped_sum, engine, fit
 from tests import synthetic
 from tests.made import Scaled, training
 from tests.synthetic import option, secret_named
@@ -51,6 +51,24 @@ def test_what_is_counted_is_what_the_loop_holds(name, changes, tmp_path):
     with Held(CPU) as held:
         fit(network(), images(), job, secret_named())
     assert held.peak / 2 < counted.peak < 2 * held.peak
+
+
+@pytest.mark.parametrize("name", ["resnet20", "wrn_10_1"])
+def test_a_batch_of_any_size_is_summed_in_the_memory_of_one_pass(name):
+    torch.manual_seed(0)
+    model = small.NETWORKS[name](3, 8, 8, 10).eval()
+    x, y = torch.randn(48, 3, 8, 8), torch.arange(48) % 10
+    gradients = engine(model, chunk=8)
+    mechanism = build(option("algorithm", "dp_sgd")).mechanism(View(model, gradients, None, 10, False, None), 0)
+    sums, peaks = [], []
+    for batch in [Split(x[:8], y[:8])] * 2 + [Split(x, y)]:  # the first compares the gradients with vmap's
+        with Held(CPU) as held:
+            sums.append(clipped_sum(mechanism, gradients, batch)[0])
+        peaks.append(held.peak)
+    assert peaks[2] <= 1.01 * peaks[1]
+    parts = zip(x.split(8), y.split(8), strict=True)
+    total = sum(clipped_sum(mechanism, gradients, Split(*part))[0] for part in parts)
+    torch.testing.assert_close(sums[2], total)
 
 
 def test_more_of_anything_takes_more():

@@ -5,11 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
+from timm.layers import ScaledStdConv2d, StdConv2d, StdConv2dSame
 from torch import nn
 
 from pubsel.gradients import per_example
 from pubsel.gradients.matrix import PerExampleGradients, say_once
 from pubsel.gradients.per_example import by_layers, by_vmap, losses_of, why_vmap
+from pubsel.gradients.standardised import StandardConv2d
 from pubsel.messages import UserError
 from pubsel.models import build
 from pubsel.settings.keys import Model, Norm
@@ -66,6 +68,22 @@ class Scaled(nn.Module):
         return self.layer_scale.view(6, 1, 1) * (self.layer_scale * torch.tanh(x))
 
 
+class Filters(nn.Module):
+    """Standardised ones of pubsel, one of which is too small to be scaled, and of timm."""
+
+    def __init__(self):
+        super().__init__()
+        self.ours, self.strided = StandardConv2d(3, 6, 3), StandardConv2d(6, 4, 3, stride=2)
+        self.timm, self.scaled = StdConv2d(4, 6, 1, bias=True), ScaledStdConv2d(6, 8, 2, padding=1, groups=2)
+        with torch.no_grad():
+            self.ours.weight[1] *= 1e-3
+            for layer in (self.ours, self.strided, self.scaled):
+                layer.gain.uniform_(-2, 2)
+
+    def forward(self, x):
+        return self.scaled(torch.tanh(self.timm(torch.tanh(self.strided(torch.tanh(self.ours(x)))))))
+
+
 KNOWN = {
     "3x3": nn.Conv2d(3, 4, 3, padding=1),
     "many channels": nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 6, 3, bias=False)),
@@ -91,6 +109,7 @@ KNOWN = {
     "a linear layer overwritten": nn.Sequential(  # whose output is a view in some versions of torch
         nn.Linear(9, 7), nn.ReLU(inplace=True), nn.Linear(7, 7), nn.ReLU(inplace=True), nn.Linear(7, 4)
     ),
+    "standardised filters": Filters(),
     "linear along the last dimension": nn.Sequential(nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 4, bias=False)),
 }
 
@@ -150,11 +169,12 @@ def written(way, model, x, y, names):
     return out, losses
 
 
-@pytest.mark.parametrize("fits", [True, False], ids=["unfolded", "in groups"])  # patches of an image into a cache
+@pytest.mark.parametrize("way", ["unfolded", "in groups", "many weights"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", KNOWN)
-def test_layer_outputs_give_the_gradients_of_vmap(name, layout, fits, monkeypatch):
-    monkeypatch.setattr(per_example, "PATCHES_OF_ONE", 2**17 if fits else 0)
+def test_layer_outputs_give_the_gradients_of_vmap(name, layout, way, monkeypatch):
+    monkeypatch.setattr(per_example, "PATCHES_OF_ONE", 2**17 if way == "unfolded" else 0)
+    monkeypatch.setattr(per_example, "MANY_WEIGHTS", 0 if way == "many weights" else 2**18)
     monkeypatch.setattr(per_example, "PATCHES", 1500)  # of some images at once, not of all
     model, x, y, names = ready(KNOWN[name])
     model, x = model.to(memory_format=layout), x.contiguous(memory_format=layout)
@@ -559,6 +579,34 @@ def test_only_trained_parameters_and_only_what_lies_above_them():
     torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-6)
 
 
+def test_a_convolution_of_many_weights_is_no_convolution_in_groups(monkeypatch):
+    """Whose kernel takes four times as long once gradients leave the cache."""
+    calls = []
+    backward = torch.ops.aten.convolution_backward
+    monkeypatch.setattr(
+        torch.ops.aten, "convolution_backward", lambda *given: calls.append(given[1]) or backward(*given)
+    )
+    for outputs in (112, 128):  # 2^18 weights are 114 filters
+        model = nn.Sequential(nn.Conv2d(256, outputs, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        names = ["0.weight"]
+        written(by_layers, model, torch.randn(2, 256, 9, 9), torch.tensor([0, 1]), names)
+    assert [tuple(x.shape) for x in calls] == [(1, 512, 9, 9)]
+
+
+def test_weights_train_without_their_gains_and_gains_alone_by_vmap():
+    model, x, y, names = ready(KNOWN["standardised filters"])
+    model, x = model.double(), x.double()
+    assert_by_layers(model, x, y, [name for name in names if not name.endswith("gain")])
+    gains = [name for name in names if name.endswith("gain")]
+    assert why_vmap(model, x, y, gains) == "0.ours.gain is not broadcast over examples"
+    torch.testing.assert_close(*(written(way, model, x, y, gains) for way in (by_vmap, one_by_one)))
+
+
+def test_a_convolution_of_timm_that_pads_its_input_goes_by_vmap():
+    model, x, y, names = ready(StdConv2dSame(3, 4, 3, stride=2))
+    assert why_vmap(model, x, y, names) is not None
+
+
 def test_layers_of_a_network_whose_parameters_are_frozen_meanwhile_are_known():
     model, x, y, names = ready(KNOWN["group norm"])
     assert why_vmap(model.requires_grad_(False), x, y, names) is None
@@ -609,7 +657,9 @@ def test_gradients_of_an_example_are_of_the_labels_that_it_knows(way):
     assert not any(out[name][1].any() for name in names)
 
 
-@pytest.mark.parametrize("name", ["pooled", "a token, positions and scales", "scales of channels"])
+@pytest.mark.parametrize(
+    "name", ["pooled", "a token, positions and scales", "scales of channels", "standardised filters"]
+)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_an_example_that_overflows_harms_no_other(bad, name):
     model, x, y, names = ready(KNOWN[name])

@@ -2,11 +2,11 @@
 
 by_layers: one forward pass; one backward pass to the OUTPUTS of the trained layers, which forms no weight gradient;
 then each layer's weight gradients of all examples at once from its input and the gradient of its output. It knows
-nn.Linear, nn.Conv2d, nn.Embedding and normalisation that keeps examples apart, each used once, and attention and
-recurrent layers, which sequences.py writes out as linear ones. A parameter outside of such layers, which is added to
-activations, multiplied with them or joined to them, is copied for each example (`Copies`). by_layers is used only for
-models on which, for two random examples in float64, it agrees with backpropagation of each. Layers below the first
-trained one run without a graph.
+nn.Linear, nn.Conv2d, convolutions with standardised filters (standardised.py), nn.Embedding and normalisation that
+keeps examples apart, each used once, and attention and recurrent layers, which sequences.py writes out as linear ones.
+A parameter outside of such layers, which is added to activations, multiplied with them or joined to them, is copied for
+each example (`Copies`). by_layers is used only for models on which, for two random examples in float64, it agrees with
+backpropagation of each. Layers below the first trained one run without a graph.
 
 Both write into `out`, {parameter name: [n, *its shape]}, and return losses [n]: memory that is taken anew for each pass
 costs more than many of the gradients in it.
@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pubsel.gradients.sequences import SEQUENCES, UnknownUse
+from pubsel.gradients.standardised import is_standardised, to_weights
 from pubsel.messages import UserError, out_of_memory, raised_by_torch
 
 PATCHES = 2**20  # entries of unfolded input at once, so that they stay in a cache
@@ -33,6 +34,8 @@ GPU_PATCHES = 2**28  # those that a GPU takes at once: each product is a kernel 
 WIDE = 2**15  # entries of a weight that is worth the trouble
 PATCHES_OF_ONE = 2**17  # those of one image, for the cache of one core
 FEW_POSITIONS = 32  # of a convolution's output
+KINDS = "weight", "bias", "gain"  # of a layer's parameters
+MANY_WEIGHTS = 2**18  # of a convolution, whose gradients of a few examples leave the cache
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -106,7 +109,7 @@ def by_layers(
             if owner in keep:
                 keep[owner] = _factors(layer, inputs, at_output)
             else:
-                _write(layer, inputs, out.get(f"{owner}.weight"), out.get(f"{owner}.bias"), at_output)
+                _write(layer, inputs, at_output, *(out.get(f"{owner}.{kind}") for kind in KINDS))
         except RuntimeError as error:
             if not raised_by_torch(error) or out_of_memory(error):
                 raise
@@ -265,14 +268,18 @@ class _Start(torch.autograd.Function):
         return at_output, None
 
 
-def _write(layer: nn.Module, x: Tensor, weight: Tensor | None, bias: Tensor | None, at_output: Tensor) -> None:
-    """Write per-example gradients of a layer with input x into `weight` and `bias`, [n, *shape], from those of its
-    output."""
+def _write(
+    layer: nn.Module, x: Tensor, at_output: Tensor, weight: Tensor | None, bias: Tensor | None, gain: Tensor | None
+) -> None:
+    """Write per-example gradients of a layer with input x into `weight`, `bias` and `gain`, [n, *shape], from those of
+    its output."""
     if isinstance(layer, nn.Linear):
         _linear(x, weight, bias, at_output)
         return
     if weight is not None and isinstance(layer, nn.Conv2d):
         _convolution(layer, x, at_output, weight)
+        if is_standardised(layer):
+            to_weights(layer, weight, gain)
     elif weight is not None and isinstance(layer, nn.Embedding):
         # Equal indices add up.
         indices = x.flatten(1)[:, :, None].expand(-1, -1, at_output.shape[-1])
@@ -313,7 +320,7 @@ def wide_layers(model: nn.Module, x: Tensor, names: list[str]) -> dict[str, int]
     layers = {
         owner: layer
         for owner, layer in layers.items()
-        if type(layer) is nn.Linear or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+        if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
     }
     # a convolution is as costly as it has positions, which only a pass shows
     positions: dict[str, int] = {}
@@ -351,13 +358,14 @@ def layers_of(model: nn.Module, names: list[str]) -> tuple[dict[str, nn.Module],
         owner, _, kind = name.rpartition(".")
         layer = model.get_submodule(owner)
         plain = isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear)  # of attention
-        plain = plain or (
-            type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-        )
+        convolution = type(layer) is nn.Conv2d or is_standardised(layer)
+        plain = plain or (convolution and layer.padding_mode == "zeros" and not isinstance(layer.padding, str))
         plain = plain or (type(layer) is nn.Embedding and layer.max_norm is None)
         plain = plain or isinstance(layer, nn.GroupNorm | nn.BatchNorm2d)
         plain = plain or (isinstance(layer, nn.LayerNorm | nn.RMSNorm) and len(layer.normalized_shape) == 1)
-        if plain and kind in ("weight", "bias"):
+        # a gain comes with the weights that it scales
+        scales = kind == "gain" and is_standardised(layer) and f"{owner}.weight" in names
+        if plain and (kind in ("weight", "bias") or scales):
             layers[owner] = layer
         else:
             loose.append(name)
@@ -514,8 +522,8 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
 
     A convolution with n * groups groups has exactly these weight gradients, and on a CPU a fast kernel. A batched
     product with the unfolded patches of the input is faster if there are few input channels, or not a multiple of 16,
-    or few positions, or if images are channels last and the patches of one fit into a cache; and, it is expected (not
-    measured), on a GPU.
+    or few positions, or many weights, or if images are channels last and the patches of one fit into a cache; and, it
+    is expected (not measured), on a GPU.
     """
     assert not isinstance(layer.padding, str)  # see layers_of
     n, c = x.shape[:2]
@@ -524,7 +532,7 @@ def _convolution(layer: nn.Conv2d, x: Tensor, g: Tensor, out: Tensor) -> None:
     entries = h * w * kh * kw * c
     last = x.is_contiguous(memory_format=torch.channels_last) and entries <= PATCHES_OF_ONE
     uneven = c < 8 or c % 16 > 0 or o % 16 > 0 or h * w <= FEW_POSITIONS or kh * kw == 1
-    if layer.groups > 1 or not (uneven or last or x.is_cuda):
+    if layer.groups > 1 or not (uneven or last or layer.weight.numel() >= MANY_WEIGHTS or x.is_cuda):
         weight = torch.empty(1, dtype=x.dtype, device=x.device).expand(n * o, *layer.weight.shape[1:])
         shape = layer.stride, layer.padding, layer.dilation, False, (0, 0), n * layer.groups
         grads, inputs = g.reshape(1, n * o, h, w), x.reshape(1, n * c, *x.shape[2:])

@@ -1,9 +1,14 @@
-"""The small networks of the GSD and GEP papers. Each takes (channels, height, width, classes)."""
+"""The small networks of the GSD and GEP papers, and wide residual networks. Each takes (channels, height, width,
+classes)."""
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+
+from pubsel.gradients.standardised import StandardConv2d
 
 
 def _flat(features: nn.Module, channels: int, height: int, width: int) -> int:
@@ -107,10 +112,72 @@ class ResNet20(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-NETWORKS = {
+class Unit(nn.Module):
+    """ReLU, GroupNorm in 16 groups and a convolution with standardised filters."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int = 1):
+        super().__init__()
+        self.norm = nn.GroupNorm(16, inputs)
+        self.conv = StandardConv2d(inputs, outputs, size, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.norm(nn.functional.relu(x)))
+
+
+class WideBlock(nn.Module):
+    """Two such units of 3x3 convolutions, and a shortcut: the first of a stage is one more unit, 1x1."""
+
+    def __init__(self, inputs: int, outputs: int, first: bool, stride: int = 1):
+        super().__init__()
+        self.unit1 = Unit(inputs, outputs, 3, stride)
+        self.unit2 = Unit(outputs, outputs, 3)
+        self.shortcut = Unit(inputs, outputs, 1, stride) if first else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.unit2(self.unit1(x)) + self.shortcut(x)
+
+
+def _stage(inputs: int, outputs: int, blocks: int, stride: int) -> nn.Sequential:
+    others = [WideBlock(outputs, outputs, False) for _ in range(blocks - 1)]
+    return nn.Sequential(WideBlock(inputs, outputs, True, stride), *others)
+
+
+class WideResNet(nn.Module):
+    """Wide residual network of De, Berrada, Hayes, Smith, Balle (arXiv:2204.13650): that of Zagoruyko and Komodakis
+    (arXiv:1605.07146) with GroupNorm and standardised filters. With depth 16 and 4 times the filters, it has 2,753,818
+    parameters at 3 channels and 10 classes.
+
+    As in the authors' code, GroupNorm follows the ReLU, and each convolution has a bias. Unlike there, a convolution of
+    stride 2 pads its input on all sides, not on two, and weights are drawn from normal distributions that are not cut
+    off.
+    """
+
+    def __init__(self, channels: int, height: int, width: int, classes: int, depth: int, factor: int):
+        super().__init__()
+        blocks, (a, b, c) = (depth - 4) // 6, (16 * factor, 32 * factor, 64 * factor)
+        self.conv1 = StandardConv2d(channels, 16, 3)
+        self.stage1, self.stage2 = _stage(16, a, blocks, 1), _stage(a, b, blocks, 2)
+        self.stage3 = _stage(b, c, blocks, 2)
+        self.norm = nn.GroupNorm(16, c)
+        self.fc = nn.Linear(c, classes)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                nn.init.kaiming_normal_(parameter, nonlinearity="linear")
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stage3(self.stage2(self.stage1(self.conv1(x))))
+        return self.fc(self.norm(nn.functional.relu(x)).mean((2, 3)))
+
+
+NETWORKS: dict[str, Callable[[int, int, int, int], nn.Module]] = {
     "fmnist_cnn": fmnist_cnn,
     "mnist_cnn": mnist_cnn,
     "probe": probe,
     "linear": linear,
     "resnet20": ResNet20,
+    "wrn_10_1": partial(WideResNet, depth=10, factor=1),
+    "wrn_16_4": partial(WideResNet, depth=16, factor=4),
+    "wrn_40_4": partial(WideResNet, depth=40, factor=4),
 }

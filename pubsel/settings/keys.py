@@ -277,7 +277,8 @@ class Model:
     """The network."""
 
     name: str = setting(
-        "fmnist_cnn, resnet20, probe, mnist_cnn, linear or torchvision; any name for timm and with a backbone",
+        "fmnist_cnn, mnist_cnn, probe, linear, resnet20, wrn_10_1, wrn_16_4, wrn_40_4 or torchvision; any name for "
+        "timm and with a backbone",
         named=True,
     )
     architecture: str | None = setting("name of the timm or torchvision model; null for the small networks")
