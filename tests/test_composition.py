@@ -86,17 +86,22 @@ def test_many_and_large_releases_stay_finite_and_below_the_sum() -> None:
 # Of a ledger
 
 
-def line(cell: str, what: str, epsilon: float, delta: float) -> dict:
-    return {"cell": cell, "what": what, "epsilon": epsilon, "delta": delta, "release": f"{cell} {what}"}
+def line(cell: str, what: str, epsilon: float, delta: float, mu: float = 0.0, **noise: float) -> dict:
+    """A line of the ledger. mu: of Gaussian noise on all examples; noise: rate, steps and noise multiplier of any."""
+    noise = {"rate": 1.0, "steps": 4, "noise_multiplier": 2 / mu} if mu else noise
+    return {"cell": cell, "what": what, "epsilon": epsilon, "delta": delta, "release": f"{cell} {what}"} | noise
 
 
 def test_a_run_counts_the_larger_of_what_it_trained_on_and_measured() -> None:
-    lines = [line("a", "choice", 0.05, 0.0), line("a", "training", 0.95, 1e-5), line("a", "measurement", 1.0, 2e-5)]
-    assert components_of(lines, {}) == Components(0.0, ((1.0, 2e-5), (0.05, 0.0)))
-    assert components_of(lines, {"a training": 0.3, "a measurement": 0.4}) == Components(0.4, ((0.05, 0.0),))
-    assert components_of([*lines, *lines], {"a training": 0.5, "a measurement": 0.4}).mu == 0.5  # a release counts once
-    other = [line("b", "measurement", 1.0, 1e-5)]
-    assert components_of(lines + other, {"a training": 0.3, "a measurement": 0.4, "b measurement": 0.3}).mu == 0.5
+    def lines(mu: float, measured: float) -> list[dict]:
+        choice = line("a", "choice", 0.05, 0.0)
+        return [choice, line("a", "training", 0.95, 1e-5, mu), line("a", "measurement", 1.0, 2e-5, measured)]
+
+    assert components_of(lines(0, 0)) == Components(0.0, ((1.0, 2e-5), (0.05, 0.0)))
+    assert components_of(lines(0.3, 0.4)) == Components(0.4, ((0.05, 0.0),))
+    assert components_of(2 * lines(0.5, 0.4)).mu == 0.5  # a release counts once
+    other = [line("b", "measurement", 1.0, 1e-5, 0.3)]
+    assert components_of(lines(0.3, 0.4) + other).mu == pytest.approx(0.5)
 
 
 @pytest.mark.attack
@@ -107,7 +112,7 @@ def test_the_bound_holds_for_an_example_on_either_side() -> None:
         names = itertools.product("abc", ("choice", "training", "measurement"))
         lines = [line(*name, float(rng.uniform(0.05, 1)), float(rng.choice([0.0, 1e-6]))) for name in names]
         lines = [entry for entry in lines if rng.uniform() < 0.8]
-        epsilon = composed_epsilon(1e-4, components_of(lines, {}))
+        epsilon = composed_epsilon(1e-4, components_of(lines))
         for sides in itertools.product((True, False), repeat=3):
             side_of = dict(zip("abc", sides, strict=True))
             on = [entry for entry in lines if (entry["what"] == "measurement") == side_of[entry["cell"]]]
@@ -116,22 +121,22 @@ def test_the_bound_holds_for_an_example_on_either_side() -> None:
 
 def test_the_bound_is_less_than_the_sum_at_a_delta_that_is_stated() -> None:
     mu = accountant.gaussian_mu(1.0, 1e-5)
-    fits = [line(str(i), what, 1.0, 1e-5) for i in range(4) for what in ("training", "measurement")]
-    known = {entry["release"]: mu for entry in fits}
-    less = tighter(fits, known)
+    kinds = ("training", "measurement")
+    fits = [line(str(i), what, 1.0, 1e-5, mu) for i in range(4) for what in kinds]
+    less = tighter(fits)
     assert less == Spent(pytest.approx(accountant.gaussian_epsilon(2 * mu, 4e-5), abs=1e-6), pytest.approx(4e-5), 8)
     assert less.epsilon < 2.1 < cost_of(fits).epsilon
 
     # Of four releases whose noise is not known, nothing less than 4 is known; of a hundred small ones it is.
-    assert tighter(fits, {}) is None
-    assert tighter(fits[:2], known) is None
+    assert tighter([line(str(i), what, 1.0, 1e-5) for i in range(4) for what in kinds]) is None
+    assert tighter(fits[:2]) is None
     small = [line(str(i), "training", 0.1, 1e-7) for i in range(100)]
-    assert 4 < tighter(small, {}).epsilon < 7
-    assert tighter(small, {}).delta == pytest.approx(1e-5)
+    assert 4 < tighter(small).epsilon < 7
+    assert tighter(small).delta == pytest.approx(1e-5)
 
     # One delta leaves nothing of itself for the others, so the bound is at twice that.
     choices = [line(str(i), "choice", 0.1, 0.0) for i in range(99)]
-    less = tighter([*choices, line("z", "training", 0.1, 1e-5)], {})
+    less = tighter([*choices, line("z", "training", 0.1, 1e-5)])
     assert less.delta == pytest.approx(2e-5)
     assert 4 < less.epsilon < 6
-    assert tighter([], {}) is None
+    assert tighter([]) is None

@@ -41,7 +41,7 @@ def test_epsilons_and_deltas_add_up_and_a_release_counts_once() -> None:
     assert cost_of([*made, measured | {"cell": "other"}]) == Spent(9.0, 5e-5, 4)
     of_people = [line | {"what": f"{line['what']}, for a person (patient)"} for line in (*made, measured)]
     assert cost_of(of_people) == Spent(4.5, 3e-5, 4)
-    assert components_of(of_people, {}) == components_of([*made, measured], {})
+    assert components_of(of_people) == components_of([*made, measured])
     assert cost_of([]) == Spent(0.0, 0.0, 0)
 
 
