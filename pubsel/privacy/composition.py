@@ -218,7 +218,7 @@ def best_of(records: Iterable[dict[str, Any]], ledgers: Iterable[Iterable[Line]]
         several = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
         others = f" Without such a guarantee: {', '.join(without[:NAMED])}{several}." if without else ""
         sentences.append(
-            f"If you publish the best of these {len(covered)} runs on {private}, they spend all that they spend "
-            f"together, {spent}. What they were compared by is not covered, unless it was released.{others}"
+            f"If you publish the best of these {len(covered)} runs on {private}, what all of them spend counts: "
+            f"{spent}. What they were compared by is not covered, unless it was released.{others}"
         )
     return sentences

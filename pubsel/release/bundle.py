@@ -53,7 +53,7 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
         raise UserError(f"{folder.name}: {'; and '.join(reasons)}: {_remedy(record, folder)}")
 
     model, facts = whole_of(folder, record)
-    statement = card.statement_of(record, public_facts(facts, model), _others(settings, record))
+    statement = card.statement_of(record, public_facts(facts, model), _others(settings.to, folder, record))
 
     files = dict[str, bytes]()
     if settings.format == Format.onnx:
@@ -62,16 +62,16 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
     return contents(statement, model) | files, statement
 
 
-def _others(settings: ExportConfig, record: dict[str, Any]) -> str:
-    """Return what the ledger has of other releases of the private data of a record, in a sentence. A folder that is
+def _others(to: str, folder: Path, record: dict[str, Any]) -> str:
+    """Return what the ledger has of other releases of the private data of a run, in a sentence. A folder `to` that is
     there already keeps what it says: made again, it would be the same but for this."""
     with suppress(OSError, ValueError, AttributeError):
-        there = json.loads((Path(settings.to) / CONFIG).read_text(encoding="utf-8"))
+        there = json.loads((Path(to) / CONFIG).read_text(encoding="utf-8"))
         if isinstance(sentence := records.at(there, "privacy.other_releases"), str):
             return sentence
 
     # of each kind the last release of this run is that of the record
-    lines, _ = ledger.of_data(settings.results, record["private"])
+    lines, _ = ledger.of_data(folder.parent.parent, record["private"])
     ours = {line["what"]: line["release"] for line in lines if line["cell"] == record["identity"]}.values()
     others = ledger.per_unit([line for line in lines if line["release"] not in ours])
     costs = {unit: ledger.cost_of(of_unit) for unit, of_unit in others.items()}
