@@ -223,7 +223,7 @@ def test_the_best_of_a_sweep_costs_what_all_its_runs_cost() -> None:
     (sentence,) = best_of([*runs, {"identity": "open", "private": "digits", "privacy": {"valid": False}}], lines)
     assert "the best of these 24 runs on digits" in sentence
     assert "for one image epsilon 24 at delta 0.00024, the sum; or " in sentence
-    assert sentence.endswith("Without such a guarantee: open.")
+    assert sentence.endswith("Without a guarantee: open.")
     less = tighter(lines[0])
     assert less == Spent(pytest.approx(accountant.spent(sigma, 0.1, 480, 2.4e-4), rel=0.03), pytest.approx(2.4e-4), 24)
     assert f"or {at_most(less.epsilon)} at delta 0.00024, composed, if nobody looked at earlier results" in sentence

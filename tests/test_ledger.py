@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from filelock import FileLock, Timeout
 from PIL import Image
 
 from pubsel import records
+from pubsel.cell import Spending, Streams
 from pubsel.commands import list_runs
-from pubsel.data import load
+from pubsel.data import Split, load
 from pubsel.messages import UserError
-from pubsel.privacy import ledger
+from pubsel.privacy import accountant, ledger
 from pubsel.privacy.composition import Components, components_of
 from pubsel.privacy.ledger import Cap, Entry, Spent, cost_of, note, read
 from pubsel.records import leave_out
@@ -524,6 +526,22 @@ def test_a_line_of_an_older_version_is_read_and_composes_as_a_pair(tmp_path: Pat
     assert components_of(lines(tmp_path)) == Components(0.0, ((1.0, 1e-5),))
     with pytest.raises(UserError, match="has spent epsilon 1 of 2"):
         note(tmp_path, "content", SECURE._replace(cap=Cap(2.0)))
+
+
+def test_only_gaussian_noise_is_stated_as_such() -> None:
+    streams = Streams({}, "cell", "code", "here", True, "results", "digits", "patient", None)
+    gaussian = accountant.plan(1.0, 1e-5, 1.0, 4, 1.0)
+    split = Split(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    for plan, noise in (
+        (gaussian, (1.0, 4, gaussian.noise_multiplier)),
+        (accountant.pure(1.0, 1.0, 4, "exponential mechanism"), (None, None, None)),
+        (accountant.NOTHING, (None, None, None)),
+        (None, (None, None, None)),
+    ):
+        entry = streams._entry("training", Spending(split, 1.0, 1e-5, "all", plan), "key")
+        assert entry == Entry(
+            "cell", "digits", "training, for a person (patient)", 1.0, 1e-5, None, "all", None, *noise
+        )
 
 
 def test_runs_keep_to_their_budget_as_a_whole(cli) -> None:

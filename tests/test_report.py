@@ -366,10 +366,9 @@ def test_the_best_of_several_runs_costs_what_all_of_them_cost(workplace, text):
     section = " ".join("".join(Page(section_of(text, "own-1")).texts).split())
     assert f"If you publish the best of these 3 runs on {HURTING}, what all of them spend counts: " in section
     assert "for one image epsilon 3 at delta 3e-05, the sum; or " in section
-    stated = (
-        "the best of these 3 runs on kagchest, what all of them spend counts: for one image epsilon 1.6 at delta 3e-05"
-    )
-    assert stated in report.page(FEW)  # of epsilon 0.3, 0.3 and 1
+    stated = "the best of these 3 runs on ham10000, what all of them spend counts: for one image epsilon 1.7 at delta"
+    page = report.page(FEW)  # epsilon 0.1 and 1 for an image, and 0.3 for a person
+    assert f"{stated} 4.35e-05, the sum; for one person (lesion) epsilon 0.3 at delta 1e-05, the sum." in page
 
 
 def test_people_and_images_have_a_sum_each(tmp_path):

@@ -43,7 +43,7 @@ from scipy.special import expit, log_ndtr
 from pubsel.messages import UsageError, at_most
 from pubsel.privacy.accountant import RELATIVE_ERROR, gaussian_epsilon, sampled_losses
 from pubsel.privacy.ledger import Line, Spent, cost_of, lacking, per_unit, sides
-from pubsel.records import at, guarantee_kind
+from pubsel.records import guarantee_kind
 
 POINTS = 2**15  # of the grid of losses: epsilons are rounded up to 1 / POINTS of their sum
 MOST_SAMPLED = 32  # kinds of sampled noise, a few tenths of a second each; more of them count as pairs
@@ -208,15 +208,15 @@ def best_of(records: Iterable[dict[str, Any]], ledgers: Iterable[Iterable[Line]]
 
     sentences = []
     for private, runs in of_data.items():
-        covered = {run["identity"]: run for run in runs if guarantee_kind(run) != "none" and at(run, "privacy.epsilon")}
-        if len(covered) < 2:
-            continue
+        covered = {run["identity"]: run for run in runs if guarantee_kind(run) != "none"}
         lines = [line for line in listed if line["cell"] in covered]
         lines += lacking(lines, covered.values())
+        if len(covered) < 2 or not lines:
+            continue
         spent = "; ".join(f"for one {unit} {sums_text(of_unit)}" for unit, of_unit in per_unit(lines).items())
         without = [str(run["identity"]) for run in runs if run["identity"] not in covered]
         several = f" and {len(without) - NAMED} more" if len(without) > NAMED else ""
-        others = f" Without such a guarantee: {', '.join(without[:NAMED])}{several}." if without else ""
+        others = f" Without a guarantee: {', '.join(without[:NAMED])}{several}." if without else ""
         sentences.append(
             f"If you publish the best of these {len(covered)} runs on {private}, what all of them spend counts: "
             f"{spent}. What they were compared by is not covered, unless it was released.{others}"
