@@ -33,11 +33,14 @@ from pubsel.settings.keys import Backbone, Convert, Device, Metric, Model, RankC
 
 
 class Spending(NamedTuple):
-    """A ledger entry: the unprocessed private examples, and the epsilon and delta spent."""
+    """A ledger entry: the unprocessed private examples, the epsilon and delta spent, the digest of all examples of the
+    data set (`Task.original`), and the plan of the noise, if it is known."""
 
     private: Split
     epsilon: float
     delta: float
+    original: str | None = None
+    plan: accountant.Plan | None = None
 
 
 class Streams(NamedTuple):
@@ -46,7 +49,7 @@ class Streams(NamedTuple):
     settings: those requested, as JSON. name: of the request, for the ledger. code: a digest of the program; place: all
     that changes no more than the rounding of a sum (device, processor, threads, processes, chunk). secure: sample and
     noise come from the operating system. results: the folder of the ledger; private: the data that it names; unit: the
-    column of people, None for examples."""
+    column of people, None for examples; cap: of what these data may spend."""
 
     settings: Mapping[str, Any]
     name: str
@@ -56,6 +59,7 @@ class Streams(NamedTuple):
     results: str
     private: str
     unit: str | None
+    cap: ledger.Cap | None
 
     @classmethod
     def of(
@@ -85,7 +89,8 @@ class Streams(NamedTuple):
             place = f"{device.type}, {processor}, {threads}, {processes} processes, chunk {chunk}"
             repeated = {"code": records.code(*used), "place": place}
         of_program = (repeated["code"], repeated["place"])
-        return cls(as_json(settings), name, *of_program, secure, settings.results, private, unit)
+        cap = ledger.Cap.of(settings.budget)
+        return cls(as_json(settings), name, *of_program, secure, settings.results, private, unit, cap)
 
     def secret(
         self,
@@ -117,16 +122,26 @@ class Streams(NamedTuple):
     def choice(self, choice: Choice) -> Secret:
         """Return the secret streams of a private choice, which all that it depends on decides: no two share them."""
         weights = {} if by_features(choice.select) else tensors(choice.build(0))
-        spending, public = Spending(choice.task.private, choice.epsilon, 0.0), choice.candidates.values()
-        return self.secret("choice", units_of(choice.task), public, weights, {"epsilon": choice.epsilon}, spending)
+        task, public = choice.task, choice.candidates.values()
+        spending = Spending(task.private, choice.epsilon, 0.0, task.original)
+        return self.secret("choice", units_of(task), public, weights, {"epsilon": choice.epsilon}, spending)
+
+    def check(self, spending: Spending) -> None:
+        """Raise UsageError if all that a request will release would exceed the budget of its data."""
+        ledger.check_planned(self.results, self._entry("training", spending, ""))
 
     def _note(self, what: str, spending: Spending, key: str) -> None:
+        ledger.note(self.results, content(*spending.private), self._entry(what, spending, key))
+
+    def _entry(self, what: str, spending: Spending, key: str) -> ledger.Entry:
         if self.unit is not None:
-            what += f", for a person ({self.unit})"
-        release = ledger.Entry(
-            self.name, self.private, what, spending.epsilon, spending.delta, None if self.secure else key
-        )
-        ledger.note(self.results, content(*spending.private), release)
+            what += f"{ledger.PERSON} ({self.unit})"
+        plan = spending.plan
+        known = plan is not None and plan.steps > 0 and plan.accountant in accountant.GAUSSIAN
+        noise = (plan.rate, plan.steps, plan.noise_multiplier) if plan is not None and known else ()
+        drawn = None if self.secure else key
+        costs = (spending.epsilon, spending.delta, drawn, spending.original, self.cap)
+        return ledger.Entry(self.name, self.private, what, *costs, *noise)
 
     def record(self) -> dict[str, str]:
         """Return what of the noise does not follow from settings and data, for records."""

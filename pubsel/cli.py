@@ -51,6 +51,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel figure pillar_k                   one figure as SVG and PDF; all: each that the records allow
   pubsel report                            tables, figures and the runs that they come from, as one HTML file
   pubsel runs state=unfinished             which runs there are; runs show NAME: its command, and why it failed
+  pubsel runs budget DATA                  what all releases of private data spent, of which budget, and when
   pubsel run replay=NAME                   repeat a run, and report whether it comes out the same
   pubsel run like=NAME epsilon=4           the same settings as a run has, but for those that are given
   pubsel data list                         every named dataset: where it comes from, and whether it is present
@@ -253,8 +254,8 @@ def _parser() -> _Parser:
     return parser
 
 
-def _do(command: str, values: DictConfig) -> None:
-    """Check the settings of a command, do its work, and print what it returns."""
+def _do(command: str, values: DictConfig) -> str:
+    """Check the settings of a command, do its work, and print and return what it returns."""
     if any(OmegaConf.is_missing(values, key) for key in values):
         if command in USAGE:
             raise UsageError(USAGE[command])
@@ -277,6 +278,7 @@ def _do(command: str, values: DictConfig) -> None:
         result = work(result)
     if result:
         print(result)
+    return result or ""
 
 
 def keep_memory() -> None:
@@ -343,6 +345,9 @@ def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: l
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
 
+    from pubsel.commands import sweep
+
+    sweep.finished.clear()
     failures: list[str] = []
     raised: list[Exception] = []
     of_record = {word.partition("=")[0] for word in words if word not in typed}  # Hydra may change the values
@@ -350,7 +355,7 @@ def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: l
     def task(values: DictConfig) -> str | None:
         try:
             with fetching(bool(values.get("download", True))):
-                _do(command, values)
+                sweep.finished.append((Path(values.results), _do(command, values)))
         except Exception as error:
             if not options.multirun:
                 raised.append(error)  # raised again outside Hydra, which would print more than one line
@@ -377,6 +382,9 @@ def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: l
 
     if raised:
         raise raised[0]
+    if options.multirun and command == "run":
+        for sentence in sweep.best_finished():
+            print(sentence, file=sys.stderr)
     if failures:
         print(f"pubsel: {len(failures)} cells failed:", *failures, sep="\n  ", file=sys.stderr)
     return 1 if failures else 0
@@ -463,7 +471,7 @@ def _complete(words: list[str], line: str) -> int:
         case ["data"]:
             choices = ["list", "prepare", "check", "forget"]
         case ["runs"]:
-            choices = ["list", "show", "delete"]
+            choices = ["list", "show", "delete", "budget"]
         case ["runs", "show" | "delete"] | ["predict" | "export"]:
             choices = sorted(path.name for path in Path("results/runs").glob("*/"))
         case ["data", "prepare" | "check"]:

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
     columns = list(zip(*rows, strict=True))
     padded = [[text.ljust(max(map(len, column))) for text in column] for column in columns]
     return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
+
+
+def above(value: float) -> str:
+    """Return a bound with four digits, rounded up: printed, it may not be less than it is."""
+    up = Context(prec=4, rounding=ROUND_CEILING)
+    return f"{float(up.plus(Decimal(repr(float(value))))):.4g}"
+
+
+def at_most(value: float) -> str:
+    """Return a bound with four digits, rounded up, but not for what adding in float64 puts behind the last digit."""
+    return above(value * (1 - 1e-12))
+
+
+def at_least(value: float) -> str:
+    """Return what is left, at least 0, with four digits, rounded down."""
+    return above(-max(0.0, value) * (1 + 1e-12)).lstrip("-")
 
 
 def gib(size: float) -> str:

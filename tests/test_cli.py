@@ -80,6 +80,8 @@ def test_a_sweep_goes_on_where_it_stopped(cli: Cli) -> None:
     assert (code, same) == (0, out)
     assert err.count("finished before") == 2
     assert len(records()) == 2
+    counts = "the best of these 2 runs on digits, what all of them spend counts: for one image epsilon 4 at delta 2e-05"
+    assert counts in err.splitlines()[-1]
 
 
 def test_the_cells_of_a_sweep_that_can_run_do_run(cli: Cli) -> None:

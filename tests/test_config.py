@@ -28,7 +28,7 @@ from pubsel.settings.schema import check, defaults, keys_of, nearest
 NEUTRAL = {
     "keep",
     *("device", "threads", "data_root", "results", "download", "debug", "training.chunk"),
-    *("like", "replay", "training.checkpoint_seconds"),
+    *("like", "replay", "training.checkpoint_seconds", "budget"),
 }
 EXPERIMENTS = sorted((CONF / "experiment").glob("*.yaml"))
 OPTIONS = [

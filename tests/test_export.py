@@ -34,8 +34,8 @@ from pubsel.commands import export
 from pubsel.data import same_examples
 from pubsel.data.vectors import Field
 from pubsel.messages import UsageError, UserError
-from pubsel.privacy import accountant
-from pubsel.release import adversary, card
+from pubsel.privacy import accountant, ledger
+from pubsel.release import adversary, bundle, card
 from pubsel.release.bundle import without_paths, write
 from pubsel.release.classifier import Classifier, rebuilt
 from pubsel.release.onnx import OfRows, as_network
@@ -203,8 +203,8 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 
 def elsewhere(record: pubsel.Record, folder: Path) -> Path:
-    """A copy of a run with only what the folder may depend on: weights, model.json and, of the record, what is covered
-    or public. All else in the record is another value, and nothing else is there: no data, no log."""
+    """A copy of a run with only what the folder may depend on: weights, model.json, the ledger and, of the record, what
+    is covered or public. All else in the record is another value, and nothing else is there: no data, no log."""
     run = folder / "runs" / "another_name"
     run.mkdir(parents=True)
     torch.save(torch.load(record.folder / "model.pt", weights_only=True), run / "model.pt")
@@ -239,7 +239,26 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
     changed = {key: 7.5 if isinstance(record["privacy"].get(key), float) else "other" for key in privacy_of_training}
     values["privacy"] = record["privacy"] | changed | {"not_covered": []}
     (run / "result.json").write_text(json.dumps(values))
+    lines, _ = ledger.of_data(record.folder.parent.parent, record["private"])
+    of_run = {record["identity"]: values["identity"]}
+    lines = [line | {"private": "/other/data", "cell": of_run.get(line["cell"], line["cell"])} for line in lines]
+    (folder / "ledger").mkdir()
+    (folder / "ledger" / "0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return run
+
+
+def test_other_releases_of_the_same_data_are_counted_and_a_folder_that_is_there_stays(tmp_path: Path) -> None:
+    record = {"private": "./mine", "identity": "cell"}
+    release = ledger.Entry("cell", "./mine", "training", 1.0, 1e-5, None)
+    for entry in (release, release, release._replace(cell="b", epsilon=0.5), release._replace(private="./b", cell="c")):
+        ledger.note(tmp_path, entry.private, entry)
+    run, to = tmp_path / "runs" / "cell", tmp_path / "to"
+    sentence = "had 2 of epsilon 1.5 and delta 2e-05 in all for one image."
+    assert bundle._others(str(to), run, record).endswith(sentence)  # one is of an earlier life of the run
+    assert bundle._others(str(to), run.with_name("c"), {"private": "./b", "identity": "c"}).endswith("had no other.")
+    to.mkdir()
+    (to / "config.json").write_text(json.dumps({"privacy": {"other_releases": "as it was"}}))
+    assert bundle._others(str(to), run, record) == "as it was"
 
 
 @pytest.mark.attack

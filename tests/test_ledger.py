@@ -1,20 +1,28 @@
 """The ledger: every release of private data that was drawn, whatever became of its run."""
 
+import json
+import math
 import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from filelock import FileLock, Timeout
+from PIL import Image
 
 from pubsel import records
+from pubsel.cell import Spending, Streams
 from pubsel.commands import list_runs
+from pubsel.data import Split, load
 from pubsel.messages import UserError
-from pubsel.privacy import ledger
-from pubsel.privacy.composition import components_of
-from pubsel.privacy.ledger import Entry, Spent, cost_of, note, read
+from pubsel.privacy import accountant, ledger
+from pubsel.privacy.composition import Components, components_of
+from pubsel.privacy.ledger import Cap, Entry, Spent, cost_of, note, read
 from pubsel.records import leave_out
-from tests.made import done, failed, interrupted
+from pubsel.settings.keys import Convert, Pair
+from tests.made import done, failed, interrupted, write_npz
 from tests.synthetic import STATED, record, secret_named
 
 SEEDED = Entry("cell", "digits", "training", 2.0, 1e-5, "key")
@@ -41,7 +49,7 @@ def test_epsilons_and_deltas_add_up_and_a_release_counts_once() -> None:
     assert cost_of([*made, measured | {"cell": "other"}]) == Spent(9.0, 5e-5, 4)
     of_people = [line | {"what": f"{line['what']}, for a person (patient)"} for line in (*made, measured)]
     assert cost_of(of_people) == Spent(4.5, 3e-5, 4)
-    assert components_of(of_people, {}) == components_of([*made, measured], {})
+    assert components_of(of_people) == components_of([*made, measured])
     assert cost_of([]) == Spent(0.0, 0.0, 0)
 
 
@@ -373,3 +381,206 @@ def test_a_run_that_no_ledger_knows_stays_spent_once_it_is_deleted(tmp_path: Pat
     finished(tmp_path)
     assert list_runs.deleted(tmp_path / "runs" / "cell")
     assert ledger.overview(tmp_path) == ["digits: 1 release (1 of deleted runs), epsilon 2, delta 1e-05"]
+
+
+# Budgets
+
+
+def spent_of(results: Path) -> dict[str, tuple[float, float]]:
+    return {unit: cost_of(of_unit)[:2] for unit, of_unit in ledger.per_unit(lines(results)).items()}
+
+
+@pytest.mark.attack
+def test_a_release_above_the_budget_has_no_line_and_the_budget_is_kept(tmp_path: Path) -> None:
+    note(tmp_path, "content", SECURE._replace(cap=Cap(5.0)))
+    note(tmp_path, "content", SECURE)
+    with pytest.raises(UserError) as refused:
+        note(tmp_path, "content", SECURE)
+    assert str(refused.value) == (
+        "budget: digits has spent epsilon 4 of 5 for one image; this would add 2, and 1 is left: lower it, or set "
+        "budget=6 (pubsel runs budget lists the releases); nothing of it was drawn"
+    )
+    assert total(tmp_path) == 4
+    note(tmp_path, "content", SECURE._replace(epsilon=1.0))  # all of it, to the last digit
+    with pytest.raises(UserError, match="has spent epsilon 5 of 5"):
+        note(tmp_path, "content", SECURE._replace(epsilon=1e-3))
+
+    # raised by a new value, which is one more line; and what is not of these data has no budget
+    note(tmp_path, "content", SECURE._replace(cap=Cap(7.0)))
+    note(tmp_path, "other content", SECURE._replace(private="mnist", epsilon=100.0))
+    caps = [json.loads(text) for text in (tmp_path / "ledger" / "budgets").read_text().splitlines()]
+    assert [(cap["private"], cap["epsilon"], cap["delta"]) for cap in caps] == [
+        ("digits", 5, None),
+        ("digits", 7, None),
+    ]
+
+
+def test_a_budget_may_bound_delta_too(tmp_path: Path) -> None:
+    note(tmp_path, "content", SECURE._replace(cap=Cap.of([100, 2.5e-5])))
+    note(tmp_path, "content", SECURE)
+    with pytest.raises(UserError, match=r"has spent delta 2e-05 of 2.5e-05 .* budget=\[100,3e-05\] "):
+        note(tmp_path, "content", SECURE)
+    note(tmp_path, "content", SECURE._replace(delta=0.0))
+    for wrong in (0, -1, "inf", "x", [1, 2, 3], [1, 1.0], [], "nan"):
+        with pytest.raises(UserError, match="give the most epsilon"):
+            Cap.of(wrong)
+    assert Cap.of(None) is None
+    assert str(Cap.of("4")) == "4"
+
+
+@pytest.mark.attack
+def test_what_was_deleted_lost_or_is_of_another_path_is_of_the_budget(tmp_path: Path) -> None:
+    finished(tmp_path, "unlisted")
+    note(tmp_path, "content", SECURE._replace(original="all", cap=Cap(7.0)))
+    ledger.mark_deleted(tmp_path, "cell")
+    copy = SECURE._replace(private="./copy.npz", original="all")
+    with pytest.raises(UserError, match=r"has spent epsilon 4 of 7 .* would add 4"):
+        note(tmp_path, "another part of it", copy._replace(epsilon=4.0))
+    note(tmp_path, "another part of it", copy._replace(epsilon=1.0))
+    with pytest.raises(UserError, match="has spent epsilon 5 of 7"):  # by the path alone
+        note(tmp_path, "a third part", SECURE._replace(private=str(Path("copy.npz").absolute()), epsilon=4.0))
+    note(tmp_path, "data of a like name", SECURE._replace(private="copy", epsilon=4.0))
+    assert ledger.left_for(tmp_path, "mnist", "all") == "budget 7: epsilon 5 is spent for one image, 2 is left"
+    assert ledger.left_for(tmp_path, "mnist", "others") == ""
+
+
+def test_what_adds_nothing_is_drawn_again_under_a_lower_budget(tmp_path: Path) -> None:
+    """The same seeded noise, the measurement of a run, and a run that is resumed."""
+    note(tmp_path, "content", SEEDED)
+    note(tmp_path, "held out", SECURE._replace(cell="other", what="measurement", epsilon=1.0))
+    with pytest.raises(UserError, match="has spent epsilon 3 of 1"):
+        note(tmp_path, "content", SECURE._replace(cap=Cap(1.0)))
+    note(tmp_path, "content", SEEDED)
+    note(tmp_path, "content", SECURE._replace(cell="other", epsilon=1.0))
+    ledger.check_planned(tmp_path, SEEDED)
+    with pytest.raises(UserError, match=r"would add 0\.5"):
+        ledger.check_planned(tmp_path, SEEDED._replace(epsilon=2.5))
+    ledger.mark_deleted(tmp_path, "cell")
+    with pytest.raises(UserError, match="would add 2"):
+        ledger.check_planned(tmp_path, SEEDED)
+    note(tmp_path, "content", SEEDED)
+
+
+@pytest.mark.attack
+def test_nothing_is_drawn_of_a_release_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = secret_named(secure=True)
+    source.begin = lambda key: note(tmp_path, "content", SECURE._replace(cap=Cap(1.0)))
+    monkeypatch.setattr("pubsel.privacy.randomness.SystemEntropy", pytest.fail)
+    with pytest.raises(UserError, match="nothing of it was drawn"):
+        source("noise", 0)
+    assert lines(tmp_path) == []
+
+
+@pytest.mark.attack
+def test_processes_at_once_do_not_exceed_the_budget_together(tmp_path: Path) -> None:
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for _ in range(3):
+                    note(tmp_path, "content", SECURE._replace(cap=Cap(9.0)))
+            except UserError:
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children].count(0) >= 3
+    assert total(tmp_path) == 8
+
+
+def test_a_damaged_budget_is_named_and_nothing_is_drawn(tmp_path: Path) -> None:
+    note(tmp_path, "content", SECURE._replace(cap=Cap(9.0)))
+    path = tmp_path / "ledger" / "budgets"
+    path.write_text("{}\n" + path.read_text())
+    with pytest.raises(UserError, match=f"{path} does not read"):
+        note(tmp_path, "content", SECURE)
+
+
+def test_a_person_covers_an_image_twice_and_an_image_covers_no_person(tmp_path: Path) -> None:
+    person = SECURE._replace(what="training, for a person (patient)")
+    note(tmp_path, "content", person)
+    note(tmp_path, "content", person._replace(what="measurement, for a person (patient)"))
+    assert spent_of(tmp_path) == {"person (patient)": (2.0, 1e-5)}
+    note(tmp_path, "content", SECURE._replace(cell="other", epsilon=0.5, cap=Cap(4.5)))
+    both = {"image": (4.5, pytest.approx(1e-5 * (2 + math.exp(2)))), "person (patient)": (2.0, 1e-5)}
+    assert spent_of(tmp_path) == both
+    with pytest.raises(UserError, match=r"epsilon 4\.5 of 4\.5 for one image; this would add 0\.2,"):
+        note(tmp_path, "content", person._replace(epsilon=0.1, cell="third"))
+    (line,) = ledger.overview(tmp_path)
+    assert "3 releases, for one image epsilon 4.5, delta 9.389e-05; for one person (patient) epsilon 2," in line
+
+    # people of another kind are another unit, and nothing is known of how one is part of the other
+    note(tmp_path / "b", "content", person._replace(cap=Cap(4.0)))
+    with pytest.raises(UserError, match="epsilon 0 of 4 for one image; this would add 8"):
+        note(tmp_path / "b", "content", person._replace(what="training, for a person (lesion)", cell="b"))
+
+
+def test_a_line_of_an_older_version_is_read_and_composes_as_a_pair(tmp_path: Path) -> None:
+    old = {"cell": "a", "private": "digits", "what": "training", "epsilon": 1.0, "delta": 1e-5, "release": "r"}
+    old |= {"noise": "seeded", "state": "begun", "when": "2026-01-01T00:00:00+00:00"}
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "0.jsonl").write_text(json.dumps(old) + "\n")
+    assert lines(tmp_path) == [old]
+    assert components_of(lines(tmp_path)) == Components(0.0, ((1.0, 1e-5),))
+    with pytest.raises(UserError, match="has spent epsilon 1 of 2"):
+        note(tmp_path, "content", SECURE._replace(cap=Cap(2.0)))
+
+
+def test_only_gaussian_noise_is_stated_as_such() -> None:
+    streams = Streams({}, "cell", "code", "here", True, "results", "digits", "patient", None)
+    gaussian = accountant.plan(1.0, 1e-5, 1.0, 4, 1.0)
+    split = Split(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    for plan, noise in (
+        (gaussian, (1.0, 4, gaussian.noise_multiplier)),
+        (accountant.pure(1.0, 1.0, 4, "exponential mechanism"), (None, None, None)),
+        (accountant.NOTHING, (None, None, None)),
+        (None, (None, None, None)),
+    ):
+        entry = streams._entry("training", Spending(split, 1.0, 1e-5, "all", plan), "key")
+        assert entry == Entry(
+            "cell", "digits", "training, for a person (patient)", 1.0, 1e-5, None, "all", None, *noise
+        )
+
+
+def test_runs_keep_to_their_budget_as_a_whole(cli) -> None:
+    assert cli("run", *TINY, "budget=4.5")[0] == 0
+    assert "so budget=... sets none" in cli("run", *TINY, "budget=9")[2]
+    small = ["distance.m=100", "distance.initialisations=1", "distance.k=4", "distance=gsd_m200"]
+    auto = [*TINY, "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.75", *small]
+    err = failed(cli, "run", *auto)
+    assert "digits has spent epsilon 2 of 4.5 for one image; this would add 2.75, and 2.5 is left" in err
+    assert [line["what"] for line in lines(Path("results"))] == ["training"]
+    assert not any(path.is_file() and path.name != "lock" for path in Path("results/runs").glob("*-auto-*/*"))
+    assert cli("run", *auto, "budget=4.75")[0] == 0
+    found = {line["what"]: (line.get("rate"), line.get("steps")) for line in lines(Path("results"))}
+    assert found["choice"] == (None, None)
+    assert found["training"] == (1, 1)
+    out = done(cli, "runs", "budget")[0]
+    assert "for one image: epsilon 4.75 at delta 2e-05, the sum" in out
+    assert "budget 4.75: epsilon 4.75 is spent for one image, " in out
+    assert 0 <= float(out.partition("one image, ")[2].partition(" ")[0]) < 1e-3
+    rows = [line.split() for line in out.splitlines() if "digits-" in line]
+    assert [row[3:6] for row in rows] == [["2", "1e-05", "2"], ["0.75", "0", "2.75"], ["2", "1e-05", "4.75"]]
+    assert rows[2][6] == "#" * 20
+    assert "no release of mnist" in done(cli, "runs", "budget", "mnist")[0]
+    assert "takes a name of private data" in failed(cli, "runs", "budget", "state=failed")
+
+
+def test_the_same_examples_are_found_under_another_path_in_another_order_and_form(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 6, 6)).astype(np.uint8)
+    labels = np.arange(40) % 2
+    for folder, order in (("a", range(40)), ("b", range(39, -1, -1))):
+        for place, i in enumerate(order):
+            path = tmp_path / folder / "xy"[labels[i]] / f"{place:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[i]).save(path)
+    write_npz(tmp_path / "c.npz", (pixels[:30], labels[:30]), (pixels[30:], labels[30:]))
+    write_npz(tmp_path / "fewer.npz", (pixels[:30], labels[:30]), (pixels[31:], labels[31:]))
+
+    def original(name: str) -> str | None:
+        pair = Pair(private=str(tmp_path / name), public=None, m=1, convert=Convert.resize)
+        return load(pair, str(tmp_path), False).original
+
+    assert original("a") == original("b") == original("c.npz") != original("fewer.npz")

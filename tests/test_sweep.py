@@ -22,11 +22,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hydra_plugins import pubsel_launchers
+from pubsel import records
 from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.messages import stopped_by_signals
 from pubsel.settings.compose import composed
 from tests.forked import PROCESSES, Command, forked
+from tests.synthetic import STATED, record
 
 CELL = """+experiment=quickstart training.epochs=1 epsilon=2 distance=none download=false
     training.batch_size=1297 training.chunk=256 device=cpu""".split()
@@ -72,6 +74,19 @@ def alive(family: list[psutil.Process]) -> list[psutil.Process]:
 def steps_of(tmp_path: Path, n: int) -> bool:
     """Whether n runs have begun to train."""
     return sum("epoch" in log.read_text() for log in tmp_path.glob("results/runs/*/log.txt")) >= n
+
+
+def test_a_sweep_of_processes_states_what_the_best_of_its_runs_costs(tmp_path: Path) -> None:
+    folder, names = tmp_path / "sweeps" / "time", ("a", "b")
+    for number, name in enumerate(names):
+        whole = record() | {"identity": name, "private": "digits", "privacy": STATED}
+        records.write_record(tmp_path / "runs" / name / "result.json", whole)
+        done = {"state": "done", "seconds": 1, "text": f"{name}: accuracy 90 %", "pid": 1}
+        records.write_record(folder / f"{number:04}.json", done)
+    sweep.finished.clear()
+    sweep.Display(folder, names, 0, 1).look()
+    (sentence,) = sweep.best_finished()
+    assert "best of these 2 runs on digits, what all of them spend counts: for one image epsilon 4 at" in sentence
 
 
 @pytest.mark.slow

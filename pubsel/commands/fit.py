@@ -22,7 +22,7 @@ from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, s
 from pubsel.data.embeddings import is_embeddings, open_embeddings
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.models.encoders import encoder_words
-from pubsel.privacy import accountant
+from pubsel.privacy import accountant, ledger
 from pubsel.release import measurement, onnx, quality
 from pubsel.release import run as training
 from pubsel.release.bundle import made, write
@@ -140,7 +140,7 @@ def words(settings: FitConfig, features: str, budget: Shares) -> list[str]:
     values: dict[str, Any] = {"label": "fit", "epsilon": budget.training, "epsilon_select": budget.choice}
     values |= {"pair": pair, "privacy": privacy, "select": {"by": "coverage"}}
     values |= {"algorithm": {"public_labels": settings.public_labels}}
-    common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug")
+    common = ("seed", "device", "threads", "data_root", "keep", "results", "download", "debug", "budget")
     values |= {key: getattr(settings, key) for key in common}
     model = encoder_words(features, settings.checkpoint, settings.data_root)
     return [*model, "algorithm=whitened_head", "distance=none", *words_of(values)]
@@ -280,6 +280,8 @@ def print_plan(
     parts = [f"{budget.choice:.4g} for the choice"] if budget.choice else []
     parts += [f"{budget.training:.4g} for the weights"]
     yield f"  epsilon {settings.epsilon:g}, delta {settings.delta:g}: {', '.join(parts)}"
+    if rest := ledger.left_for(settings.results, settings.private, task.original, ledger.Cap.of(settings.budget)):
+        yield f"  {rest}"
     if held:
         yield f"  the measured quality has epsilon {settings.epsilon:g} too: it is of other {units} than the weights"
     what = "how many examples of each set were chosen" if settings.pool else "the name of the public data"

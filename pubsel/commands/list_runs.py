@@ -1,4 +1,5 @@
-"""`pubsel runs`: what is in results/runs, in which state, and by which command it was made; and its deletion.
+"""`pubsel runs`: what is in results/runs, in which state, and by which command it was made; its deletion; and what all
+releases of private data spent, of which budget.
 
 A run's folder contains settings.json (its settings), lock (held while a process works on it), log.txt (what it
 printed), checkpoint.pt while it is not finished, and in the end model.pt and result.json. This file imports no torch.
@@ -15,7 +16,7 @@ from typing import Any
 
 from pubsel import records
 from pubsel.files import hold, plain
-from pubsel.messages import UsageError, UserError, aligned, duration
+from pubsel.messages import UsageError, UserError, aligned, at_most, duration
 from pubsel.privacy import ledger
 from pubsel.records import at
 from pubsel.settings import command_line
@@ -35,6 +36,7 @@ STATES = {
 COLUMNS = ("name", "state", "algorithm", "private", "public", "epsilon", "utility", "age")
 KEYS = "name state identity algorithm private public model label seed epsilon utility metric device commit".split()
 RECENT = 8  # lines of the log that are shown
+BAR = 20  # characters of the longest bar
 
 
 @dataclass
@@ -68,7 +70,12 @@ class Run:
 
 
 def run(settings: RunsConfig) -> str:
-    """Do `pubsel runs [list|show NAME|delete NAME] [key=value ...]`; return what to print."""
+    """Do `pubsel runs [list|show NAME|delete NAME|budget DATA] [key=value ...]`; return what to print."""
+    if settings.action == "budget":
+        if settings.where:
+            raise UsageError(f"{settings.where[0]}: pubsel runs budget takes a name of private data, or a part of it")
+        return budget(settings)
+
     # a folder in which nothing was started is no run
     folder = Path(settings.results) / "runs"
     folders = [path for path in sorted(folder.glob("*/")) if path.name != "." and not empty(path)]
@@ -89,7 +96,9 @@ def run(settings: RunsConfig) -> str:
             if (settings.name is None and not settings.where) != settings.all:
                 raise UsageError("pubsel runs delete: name a run, or say which: state=failed; or give all=true alone")
             return delete(entries, settings.yes)
-    raise UsageError(f"action={settings.action}: pubsel runs takes list, show NAME or delete NAME, and key=value")
+    raise UsageError(
+        f"action={settings.action}: pubsel runs takes list, show NAME, delete NAME or budget DATA, and key=value"
+    )
 
 
 def meant(settings: RunsConfig) -> str:
@@ -239,6 +248,44 @@ def spent_on_all(results: Path) -> str:
     head = f"drawn in all from the private data, deleted runs included ({results / 'ledger'}; basic composition).\n"
     head += "A ledger is of one content in one results folder: nearly equal data, and other folders, are not added up:"
     return "\n".join(["", "", head, *(f"  {line}" for line in lines)])
+
+
+def budget(settings: RunsConfig) -> str:
+    """Return for each private data set what its releases spent, together and over time, and what is left."""
+    results, part = Path(settings.results), settings.name or ""
+    texts = [_budget_of(lines, cap, results) for lines, cap in ledger.with_caps(results) if part in _names(lines)]
+    return "\n\n".join(texts) or f"no release{f' of {part}' * bool(part)} is in {results / 'ledger'}"
+
+
+def _names(lines: list[ledger.Line]) -> str:
+    return ", ".join(dict.fromkeys(line["private"] for line in lines))
+
+
+def _budget_of(lines: list[ledger.Line], cap: ledger.Cap | None, results: Path) -> str:
+    from pubsel.privacy.composition import sums_text  # and with it scipy: half a second
+
+    units = ledger.per_unit(lines)
+    text = [_names(lines), *(f"for one {unit}: {sums_text(of_unit)}" for unit, of_unit in units.items())]
+    text += [ledger.OF_UNITS] if len(units) > 1 else []
+    text.append(ledger.left_text(lines, cap) or "no budget: budget=EPSILON of the next command sets one")
+
+    # over time, as it counts for the first unit; of a run the larger of its two sides
+    each, total, rows = dict[str, list[ledger.Line]](), 0.0, list[tuple[Any, ...]]()
+    for counted in ledger.by_time(next(iter(units.values()))):
+        of_run = each.setdefault(counted["cell"], [])
+        total -= ledger.cost_of(of_run).epsilon
+        of_run.append(counted)
+        total += ledger.cost_of(of_run).epsilon
+        rows.append((counted["when"][:16].replace("T", " "), counted["what"], counted, total))
+    most = max(total, cap.epsilon if cap else 0.0)
+
+    table: list[tuple[str, ...]] = [("when (UTC)", "what", "epsilon", "delta", "sum", "", "run")]
+    for when, what, counted, now in rows:
+        costs = (at_most(counted["epsilon"]), at_most(counted["delta"]), at_most(now))
+        gone = {"deleted": ", deleted", ledger.UNLISTED: ", in its record alone"}.get(counted["state"], "")
+        bar = ("#" * round(BAR * now / most)).ljust(BAR, ".")
+        table.append((when, what, *costs, bar, f"{counted['cell']}{gone}"))
+    return "\n  ".join([*text, *aligned(table)])
 
 
 def _row(entry: Run) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def rank(settings: RankConfig) -> dict[str, Any]:
     by_path = has_paths([settings.private, *sets])
     record, is_new = records.recorded(folder, make, records.Rank, lambda record: releases or not by_path)
     if not is_new:
-        say(f"{name}: measured before")
+        say(f"{name}: measured before{ledger.UNCHANGED if settings.budget is not None else ''}")
         if by_path:
             say(f"  if its files have changed since, delete {folder} to draw it again{ledger.again(folder)}")
     return record
@@ -118,7 +118,7 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
     read = data.Reader(settings.data_root, settings.download, through, keep=settings.keep, rules=read_of(settings))
     opened = read._replace(pixels=settings.model.backbone is None)(settings.private)
     images, source = opened.images, opened.used
-    private, findings = data.distinct_examples(opened, settings.accept or [])
+    private, findings, original = data.distinct_examples(opened, settings.accept or [])
 
     candidates: dict[str, Split] = {}
     notes = [*source.notes, *(finding.text for finding in findings)]
@@ -138,7 +138,9 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
 
     # the task has no public data: candidates are measured one by one
     kinds = (source.classes, source.metric, source.mean, source.std)
-    task = Task(private, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights)
+    task = Task(
+        private, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights, original=original
+    )
     return task, candidates
 
 
@@ -191,7 +193,7 @@ def _rank(
         n = len(task.private.x)
         plan = distance.plan(n)
         accountant.check_delta(plan.delta, n, settings.weak, "distance.delta", "weak")
-        spending = Spending(task.private, plan.epsilon, plan.delta)
+        spending = Spending(task.private, plan.epsilon, plan.delta, task.original, plan)
         weights = tensors(build(0))
         secret = streams.secret("DP-GSD", task.private, candidates.values(), weights, plan._asdict(), spending)
         measure = partial(distance.release, source=secret)

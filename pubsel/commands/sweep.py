@@ -31,13 +31,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from pubsel.files import PRIVATE_FILE, hold
 from pubsel.messages import UserError, duration, stopped_by_signals, traced
-from pubsel.records import write_record
+from pubsel.records import readable, write_record
 
 POLL_SECONDS = 0.5
 GRACE = 10.0  # seconds that a cell has to clean up when it is stopped
 SHOWN = 16  # running cells in the view
 ENDED = ("done", "failed")  # states of a cell
 
+finished: list[tuple[Path, str]] = []  # results folder and output of each cell of a sweep that this process leads
 _place: list[object] = []  # of this worker, held as long as it lives
 
 
@@ -56,6 +57,16 @@ def new_folder(results: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d_%H-%M-%S_"), dir=parent))
     except OSError as error:
         raise UserError(f"cannot write to {parent}: {error.strerror}; set results=FOLDER") from None
+
+
+def best_finished() -> list[str]:
+    """Return what it spends to publish the best of the finished runs, in sentences."""
+    from pubsel.privacy import composition, ledger  # and with it scipy: half a second
+
+    paths = [results / "runs" / text.partition(":")[0] / "result.json" for results, text in finished]
+    runs = [*readable(sorted({path for path in paths if path.exists()}))]
+    places = dict.fromkeys(results for results, _ in finished)
+    return composition.best_of(runs, [lines for place in places for lines in ledger.ledgers(place)]) if runs else []
 
 
 # In the process of a cell
@@ -359,6 +370,7 @@ class Display:
     def _ended(self, number: int, now: dict[str, Any]) -> None:
         self.states[number] = now
         if now["state"] == "done" and now["text"]:
+            finished.append((self.folder.parent.parent, now["text"]))
             print(now["text"], flush=True)
         if self.live is None or now["state"] == "failed":
             what = f"{now['state']} {self.cells[number - self.first]} ({now['seconds']:.0f} s)"

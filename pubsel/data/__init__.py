@@ -102,6 +102,7 @@ class Task(NamedTuple):
     findings: tuple[Finding, ...] = ()
     bits: int | None = None  # of a value in 16-bit images; None: 16
     content: str | None = None  # digest of all private examples, before any is left out; None: of a published set
+    original: str | None = None  # the same without labels and people, in any order and of any set
     columns: tuple[Field, ...] = ()  # of a table, if x are its rows, or of features if they are images' or anyone's
     raw: int | None = None  # of a table: how many of the d columns, the first ones, have no known scale
     stages: int = 0  # of the features of a network, how many come last and are of stages before its last layer
@@ -292,7 +293,6 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
-    content = None if published else digest([table.content.own, table.y.contiguous().numpy(), table.unit])
     table, copies = without_copies(table)
     table, apart_findings = one_side(table, how)
     findings = [*opened.images.findings, *copies, *apart_findings]
@@ -329,7 +329,8 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         held_out_people=held_out_people,
         findings=tuple(findings),
         bits=pair.read.bits,
-        content=content,
+        content=None if published else digest([table.content.own, table.y.contiguous().numpy(), table.unit]),
+        original=digest([np.unique(table.content.own)]),
         columns=source.columns,
         raw=source.raw,
         stages=source.stages,
@@ -371,11 +372,14 @@ def check_read(name: str, read: Read) -> None:
         raise UsageError(f"{key}=...: {name} is {what}, on which it has no effect: remove it")
 
 
-def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...]]:
-    """Return the training examples of a private set, each different one of a user's once, and findings."""
-    table, findings = without_copies(_table(opened, not is_path(opened.name)))
+def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tuple[Finding, ...], str]:
+    """Return the training examples of a private set, each different one of a user's once, findings, and
+    `Task.original`."""
+    whole = _table(opened, not is_path(opened.name))
+    table, findings = without_copies(whole)
     settle(findings, accept)
-    return side(opened.used.train, table.has(Role.private)[~table.test])[0], findings
+    private = side(opened.used.train, table.has(Role.private)[~table.test])[0]
+    return private, findings, digest([np.unique(whole.content.own)])
 
 
 def checked(

@@ -20,7 +20,7 @@ understates the cost, because the two share the sample.
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -40,6 +40,7 @@ SEARCH_ERROR = 0.07  # the same while searching, which uses the estimate alone: 
 MAX_GRID = 2**25  # points of its discretisation, at about 130 bytes; above, memory would be unbounded
 FEW_ORDERS = [1.5, *range(2, 33), 40, 48, 64, 96, 128, 256, 512]  # for many curves at once
 ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 512))
+GAUSSIAN = ("exact Gaussian", "PRV upper bound")  # accountants of sums with Gaussian noise, whose curve is known
 
 
 class Plan(NamedTuple):
@@ -209,6 +210,31 @@ def spent(
     return max(0.0, _prv_epsilon(noise_multiplier, rate, steps, done, delta, error)[1])
 
 
+def sampled_losses(
+    sums: Mapping[tuple[float, float], int], error: float, delta_error: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the privacy losses of noisy sums of samples together, ascending, and their probabilities, both [K]. sums:
+    the number of steps at each (rate, noise multiplier).
+
+    The true loss is at most the returned one, except with probability `delta_error` (Gopi et al. 2021, Theorem 5.5); it
+    is about `error` less. UsageError if memory would be unbounded.
+    """
+    from prv_accountant import PRVAccountant
+    from prv_accountant.accountant import compute_safe_domain_size
+
+    prvs, steps = [_sampled_gaussian(noise, rate) for rate, noise in sums], list(sums.values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        half_width = float(compute_safe_domain_size(prvs, steps, error, delta_error))
+        if not 2 * half_width / error * math.sqrt(sum(steps) / 2 * math.log(12 / delta_error)) < MAX_GRID:
+            raise UsageError("too many steps, or too little noise, to be accounted for")
+        together = PRVAccountant(prvs, error, delta_error, steps, eps_max=half_width).compute_composition(steps)
+
+    # the FFT leaves probabilities just below 0
+    losses = np.asarray(together.domain.ts(), dtype=np.float64) + error
+    return losses, np.maximum(np.asarray(together.pmf, dtype=np.float64), 0.0)
+
+
 def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
     """Return an upper bound of delta at epsilon 0, the total variation between the outputs of neighbours: the best
     adversary recognises one of the two with probability (1 + this) / 2. 0 < rate <= 1."""
@@ -345,8 +371,7 @@ def plan(
 
     sigma = calibrate(epsilon, delta, rate, steps)
     true = spent(sigma, rate, steps, delta, about=epsilon)
-    name = "exact Gaussian" if rate == 1 else "PRV upper bound"
-    return Plan(true, delta, rate, steps, sigma, name, True, epsilon)
+    return Plan(true, delta, rate, steps, sigma, GAUSSIAN[rate < 1], True, epsilon)
 
 
 def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:

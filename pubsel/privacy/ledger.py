@@ -8,12 +8,19 @@ name of a file confirms its data to nobody who lacks `key`.
 A release with noise from the operating system is new each time that it begins without a checkpoint. Seeded noise is
 named by everything that decides it: the same noise on the same data is the same release, and is listed once.
 
+`budgets` there has a line for each cap on what may be spent, by command: the last one of a data set holds. A release
+that would exceed it is refused under the same lock, before its line and its noise. The sum that is compared is that of
+epsilons, which is a privacy filter: it holds however earlier outputs decided later releases (Rogers et al. 2016,
+arXiv:1605.08294). That of deltas is capped with budget=[EPSILON,DELTA].
+
 The ledger omits computations without noise (training without a guarantee, distances other than DP-GSD, attacks). This
 file imports no torch.
 """
 
 import hashlib
 import json
+import math
+import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,14 +31,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel.files import append, guard, locked, plain, unreadable, write_whole
-from pubsel.messages import UserError, cannot_write
-from pubsel.records import Rank, Share, Size, at, leave_out, parsed, read_record, readable
+from pubsel.messages import UsageError, UserError, at_least, at_most, cannot_write
+from pubsel.records import Count, Rank, Share, Size, at, leave_out, parsed, read_record, readable
+from pubsel.settings.identity import is_path
 
 KEY_BYTES = 32
 OS_NOISE = "operating system"
 MEASUREMENT = "measurement"  # of held-out examples
 UNLISTED = "in a record alone"  # the kind of a release, and the state of its line, if no ledger contains it
 ROUNDING = 1e-6  # of a sum of epsilons
+UNCHANGED = "; nothing is released, so budget=... sets none"
+BUDGETS = "budgets"  # the file of the caps
+PERSON = ", for a person"  # how the words of a release go on, if people are protected
+OF_UNITS = "a release for an image says nothing of a person; one for a person counts twice for an image"
+IMAGE = "image"  # the unit of all others: one example
 PLACE: ContextVar[Path | None] = ContextVar("PLACE", default=None)  # in place of the results folder of a release
 
 Line = dict[str, Any]
@@ -39,7 +52,9 @@ Line = dict[str, Any]
 
 class Entry(NamedTuple):
     """A planned release of private data. cell: the identity of its run; private: the data as the user names it; what:
-    its kind, in a word. key: a digest of all that decides its seeded noise; None: noise of the operating system."""
+    its kind, in a word. key: a digest of all that decides its seeded noise; None: noise of the operating system.
+    original: a digest of all examples as they were decoded, in any order; cap: one to set for these data; rate, steps,
+    noise_multiplier: of Gaussian noise, if it is known to be that."""
 
     cell: str
     private: str
@@ -47,6 +62,34 @@ class Entry(NamedTuple):
     epsilon: float
     delta: float
     key: str | None
+    original: str | None = None
+    cap: "Cap | None" = None
+    rate: float | None = None
+    steps: int | None = None
+    noise_multiplier: float | None = None
+
+
+class Cap(NamedTuple):
+    """The most that all releases of one data set may spend. delta None: no cap on that."""
+
+    epsilon: float
+    delta: float | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> "Cap | None":
+        """Return the cap of a key budget=EPSILON or budget=[EPSILON,DELTA]; None: no key. UsageError for any other."""
+        if value is None:
+            return None
+        try:
+            cap = cls(*map(float, [value] if isinstance(value, float | int | str) else value))
+        except (TypeError, ValueError):
+            cap = cls(-1.0)
+        if not (0 < cap.epsilon < math.inf and 0 <= (cap.delta or 0.0) < 1):
+            raise UsageError(f"budget={value}: give the most epsilon, such as budget=4, or [EPSILON,DELTA]")
+        return cap
+
+    def __str__(self) -> str:
+        return f"{self.epsilon:.4g}" if self.delta is None else f"[{self.epsilon:.4g},{self.delta:.4g}]"
 
 
 class Spent(NamedTuple):
@@ -69,6 +112,33 @@ def cost_of(lines: Iterable[Line]) -> Spent:
     return Spent(total("epsilon"), total("delta"), sum(len(side) for run in runs for side in run))
 
 
+def protected(line: Line) -> str:
+    """Return who a release protects: IMAGE, or person (COLUMN)."""
+    _, person, column = str(line["what"]).partition(PERSON)
+    return f"person{column}" if person else IMAGE
+
+
+def per_unit(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    """Return for each protected unit the lines that add up for it; of several kinds of units, an image comes first.
+
+    A release that protects images says nothing of people. One that protects people, each with all their images, counts
+    twice for an image: with that image as nothing, the person is exchanged for another, which is two steps between
+    neighbours (Vadhan 2017, The Complexity of Differential Privacy, Lemma 2.2)."""
+    units: dict[str, list[Line]] = {IMAGE: []}
+    for line in lines:
+        unit = protected(line)
+        if unit != IMAGE:
+            units.setdefault(unit, []).append(line)
+            delta = min(1.0, line["delta"] * (1 + math.exp(min(line["epsilon"], 700.0))))
+            line = line | {"epsilon": 2 * line["epsilon"], "delta": delta, "rate": None}
+        units[IMAGE].append(line)
+
+    # of people of one kind alone, that for an image is not shown
+    if len(units) == 2 and all(protected(line) != IMAGE for line in units[IMAGE]):
+        del units[IMAGE]
+    return units if units.get(IMAGE, True) else {}
+
+
 def sides(lines: Iterable[Line]) -> dict[str, tuple[list[Line], list[Line]]]:
     """Return the last line of each release by run, on two sides: a run measures other examples than it trains on."""
     runs: dict[str, tuple[list[Line], list[Line]]] = {}
@@ -87,11 +157,20 @@ def _latest(lines: Iterable[Line]) -> dict[str, Line]:
     return {line["release"]: line for line in lines}
 
 
+def by_time(lines: Iterable[Line]) -> list[Line]:
+    """Return each release once, as it is now, with the time when it began; the earliest first."""
+    lines = list(lines)
+    began = {line["release"]: line["when"] for line in reversed(lines)}
+    return sorted(
+        (line | {"when": began[name]} for name, line in _latest(lines).items()), key=lambda line: line["when"]
+    )
+
+
 def note(results: Path | str, content: str, release: Entry) -> None:
     """Write a release of the private data with fingerprint `content` to the ledger, before its first noise is drawn.
 
-    A release at epsilon 0 reads nothing, and is left out. UserError if the line cannot be written: then nothing may be
-    drawn.
+    A release at epsilon 0 reads nothing, and is left out. UserError if the line cannot be written, or if the release
+    would exceed the budget of the data: then nothing may be drawn.
     """
     if not release.epsilon:
         return
@@ -109,9 +188,63 @@ def note(results: Path | str, content: str, release: Entry) -> None:
 
         known = _latest(read(path)).get(name)
         if known is None or known["state"] != "begun":
-            line = {key: value for key, value in release._asdict().items() if key != "key"}
-            noise = OS_NOISE if release.key is None else "seeded"
-            _append(path, line | {"release": name, "noise": noise, "state": "begun"})
+            line = _line(secret, release) | {"release": name, "state": "begun"}
+            _admit(folder, {path.stem} | _keys([line]), line, release.cap)
+            _append(path, line)
+
+
+def check_planned(results: Path | str, release: Entry) -> None:
+    """Raise UsageError if a command that releases this in all would exceed the budget of its private data. What its run
+    has begun is part of it: it may be resumed. A budget of its key is kept."""
+    folder = (PLACE.get() or Path(results)) / "ledger"
+    if release.cap is None and not (folder / BUDGETS).exists():
+        return
+
+    with _held(folder):
+        line = _line(_key(folder), release) | {"release": "planned", "state": "planned"}
+        lines = _of(_parts(folder, stating(folder.parent), None), _keys([line]))[1]
+        begun = [
+            other for other in _latest(lines).values() if (other["cell"], other["state"]) == (line["cell"], "begun")
+        ]
+        spent = cost_of(begun)
+        line["epsilon"] = max(0.0, line["epsilon"] - spent.epsilon)
+        line["delta"] = max(0.0, line["delta"] - spent.delta)
+        _admit(folder, _keys([line]), line, release.cap)
+
+
+def _line(secret: bytes, release: Entry) -> Line:
+    left_out = {"key", "cap", "original"}
+    line = {key: value for key, value in release._asdict().items() if value is not None and key not in left_out}
+    data = {} if release.original is None else {"data": _digest(secret, f"original\0{release.original}")}
+    return line | data | {"noise": OS_NOISE if release.key is None else "seeded"}
+
+
+def _admit(folder: Path, keys: set[str], line: Line, cap: Cap | None) -> None:
+    """Set a cap for the data with these keys, if one is given, and raise UsageError if a line would exceed the cap that
+    holds."""
+    if cap is None and not (folder / BUDGETS).exists():
+        return
+    every, lines = _of(_parts(folder, stating(folder.parent), None), keys)
+    holds = _cap(folder, every)
+    if cap is not None and cap != holds:
+        _append(folder / BUDGETS, {"private": line["private"], "keys": sorted(keys), **cap._asdict()})
+        holds = cap
+    if holds is None:
+        return
+
+    # For each unit by itself. What adds nothing is no new release, even if a lower cap was set since.
+    before = {unit: cost_of(of_unit) for unit, of_unit in per_unit(lines).items()}
+    for unit, of_unit in per_unit([*lines, line]).items():
+        was, now = before.get(unit, Spent(0.0, 0.0, 0)), cost_of(of_unit)
+        for part, most in holds._asdict().items():
+            spent, total = getattr(was, part), getattr(now, part)
+            if most is not None and total > most * (1 + ROUNDING) and total > spent * (1 + ROUNDING):
+                need = holds._replace(**{part: float(at_most(total))})
+                raise UsageError(
+                    f"budget: {line['private']} has spent {part} {at_most(spent)} of {most:.4g} for one {unit}; this "
+                    f"would add {at_most(total - spent)}, and {at_least(most - spent)} is left: lower it, or set "
+                    f"budget={need} (pubsel runs budget lists the releases); nothing of it was drawn"
+                )
 
 
 def mark_deleted(results: Path | str, cell: str, record: Mapping[str, Any] | None = None) -> None:
@@ -147,11 +280,26 @@ class _Line:
     noise: str
     state: str
     when: str
+    data: str | None = None
+    rate: Share | None = None
+    steps: Count | None = None
+    noise_multiplier: Size | None = None
 
 
-def read(path: Path, damaged: Callable[[str], object] | None = None) -> list[Line]:
-    """Return the lines of a ledger. A last line that was cut short is left out: nothing was drawn after it. Any other
-    damage raises UserError, or is left out and passed to `damaged` as a message."""
+@dataclass(kw_only=True)
+class _Budget:
+    """A line of BUDGETS."""
+
+    private: str
+    keys: list[str]
+    epsilon: Size
+    delta: Share | None = None
+    when: str
+
+
+def read(path: Path, damaged: Callable[[str], object] | None = None, schema: type = _Line) -> list[Line]:
+    """Return the lines of a ledger, or of another file of lines. A last line that was cut short is left out: nothing
+    was drawn after it. Any other damage raises UserError, or is left out and passed to `damaged` as a message."""
 
     def fail(error: UserError) -> None:
         if damaged is None:
@@ -166,8 +314,8 @@ def read(path: Path, damaged: Callable[[str], object] | None = None) -> list[Lin
 
     for text in filter(bytes.strip, content.rpartition(b"\n")[0].split(b"\n")):
         try:
-            line = parsed(text.decode(), _Line)
-            lines.append(line | {"epsilon": float(line["epsilon"]), "delta": float(line["delta"])})
+            line = parsed(text.decode(), schema)
+            lines.append(line | {key: float(line[key]) for key in ("epsilon", "delta") if line[key] is not None})
         except ValueError:
             fail(UserError(f"{path} does not read, so what was spent is unknown: restore it, or move it away"))
     return lines
@@ -198,7 +346,7 @@ def lacking(lines: Iterable[Line], records: Iterable[Mapping[str, Any]]) -> list
                 for part in ("epsilon", "delta")
             }
             if any(left > ROUNDING * stated[part] for part, left in excess.items() if stated.get(part)):
-                unit = f", for a person ({stated['unit']})" if stated.get("unit") and what != MEASUREMENT else ""
+                unit = f", for a person ({stated['unit']})" if stated.get("unit") else ""
                 line = {"cell": name, "private": record["private"], "what": f"{what}{unit}"}
                 line |= {part: max(0.0, left) for part, left in excess.items()}
                 line |= {"release": f"{name} {key}", "noise": str(stated.get("noise_source"))}
@@ -210,19 +358,87 @@ def ledgers(results: Path | str, records: Iterable[Mapping[str, Any]] = ()) -> l
     """Return the lines of all releases by private data set, with those that only `records` state. Ledgers that share a
     name for their data, such as features and images of one set, or a set and a part of it, count as one: that may count
     too much, never too little. A message names each ledger that cannot be read."""
-    files = [read(path, leave_out) for path in sorted((Path(results) / "ledger").glob("*.jsonl"))]
-    more = lacking([line for lines in files for line in lines], records)
-    groups: list[tuple[set[str], list[Line]]] = []
-    for lines in [*files, *([line] for line in more)]:
-        names = {line["private"] for line in lines}
-
-        # One file may connect several groups.
-        for group in [group for group in groups if group[0] & names]:
-            groups.remove(group)
-            names, lines = names | group[0], group[1] + lines
-        groups.append((names, lines))
-
+    groups = _joined(_parts(Path(results) / "ledger", records, leave_out))
     return [lines for _, lines in groups if lines]
+
+
+def with_caps(results: Path | str) -> list[tuple[list[Line], Cap | None]]:
+    """Return what `ledgers` does of all releases, with those that only records state, each with the cap that holds."""
+    folder = Path(results) / "ledger"
+    groups = _joined(_parts(folder, stating(results), leave_out))
+    return [(lines, _cap(folder, keys)) for keys, lines in groups if lines]
+
+
+def of_data(results: Path | str, private: str, original: str | None = None) -> tuple[list[Line], Cap | None]:
+    """Return the lines of the data set of this name, or with these examples (as of `Entry`), and the cap that holds for
+    it."""
+    folder = (PLACE.get() or Path(results)) / "ledger"
+    line = {"private": private}
+    if original is not None and (folder / "key").exists():
+        line["data"] = _digest(_key(folder), f"original\0{original}")
+    keys, lines = _of(_parts(folder, stating(folder.parent), leave_out), _keys([line]))
+    return lines, _cap(folder, keys)
+
+
+def left_for(results: Path | str, private: str, original: str | None, cap: Cap | None = None) -> str:
+    """Return what is left of the budget of a data set, as of `of_data`; "" if it has none. cap: one to be set."""
+    lines, holds = of_data(results, private, original)
+    return left_text(lines, cap or holds)
+
+
+def left_text(lines: Iterable[Line], cap: Cap | None) -> str:
+    """Return what is left of a cap after some lines; "" if there is none."""
+    if cap is None:
+        return ""
+    costs = {unit: cost_of(of_unit) for unit, of_unit in per_unit(lines).items()} or {IMAGE: Spent(0.0, 0.0, 0)}
+    return f"budget {cap}: " + "; ".join(
+        f"epsilon {at_most(cost.epsilon)} is spent for one {unit}, {at_least(cap.epsilon - cost.epsilon)} is left"
+        + ("" if cap.delta is None else f", and delta {at_least(cap.delta - cost.delta)}")
+        for unit, cost in costs.items()
+    )
+
+
+Part = tuple[set[str], list[Line]]  # lines, and what their data are recognised by
+
+
+def _parts(folder: Path, records: Iterable[Mapping[str, Any]], damaged: Callable[[str], object] | None) -> list[Part]:
+    """Return the lines of each file of a ledger, and each that only a record states."""
+    files = [(path.stem, read(path, damaged)) for path in sorted(folder.glob("*.jsonl"))]
+    more = lacking([line for _, lines in files for line in lines], records)
+    return [*(({stem} | _keys(lines), lines) for stem, lines in files), *((_keys([line]), [line]) for line in more)]
+
+
+def _keys(lines: Iterable[Line]) -> set[str]:
+    """Return the names of the data of some lines, paths in one spelling, and the digests of all their examples."""
+    keys = set[str]()
+    for line in lines:
+        name = line["private"]
+        keys.add(os.path.abspath(os.path.expanduser(name)) if is_path(name) else name)
+        keys |= {line["data"]} if line.get("data") else set()
+    return keys
+
+
+def _joined(parts: Iterable[Part]) -> list[Part]:
+    """Return the lines of each data set: parts that share a key are of one."""
+    groups: list[Part] = []
+    for keys, lines in parts:
+        # one part may connect several groups
+        for group in [group for group in groups if group[0] & keys]:
+            groups.remove(group)
+            keys, lines = keys | group[0], group[1] + lines
+        groups.append((keys, lines))
+    return groups
+
+
+def _of(parts: Iterable[Part], keys: set[str]) -> Part:
+    """Return the data set that has one of these keys."""
+    return next(group for group in _joined([*parts, (keys, [])]) if group[0] >= keys)
+
+
+def _cap(folder: Path, keys: set[str]) -> Cap | None:
+    """Return the cap of a data set: the last that was set for a part of it."""
+    caps = [line for line in read(folder / BUDGETS, schema=_Budget) if keys.intersection(line["keys"])]
+    return Cap(caps[-1]["epsilon"], caps[-1].get("delta")) if caps else None
 
 
 def of_cell(results: Path | str, cell: str) -> list[Line]:
@@ -253,14 +469,20 @@ def overview(results: Path | str) -> list[str]:
     lines = []
     for of_data in ledgers(results, stating(results)):
         names = dict.fromkeys(line["private"] for line in of_data)
-        cost = cost_of(of_data)
+        costs = {unit: cost_of(of_unit) for unit, of_unit in per_unit(of_data).items()}
         gone = sum(line["state"] == "deleted" for line in _latest(of_data).values())
 
-        many = f"{cost.releases} release{'s' if cost.releases > 1 else ''}"
+        number = len(_latest(of_data))
+        many = f"{number} release{'s' if number > 1 else ''}"
         many += f" ({gone} of deleted runs)" if gone else ""
         lost = dict.fromkeys(line["cell"] for line in of_data if line["state"] == UNLISTED)
         many += f" (by their records alone: {', '.join(lost)}; the ledger lacks them: restore it)" if lost else ""
-        lines.append(f"{', '.join(names)}: {many}, epsilon {cost.epsilon:.4g}, delta {cost.delta:.4g}")
+        sums = [
+            f"{f'for one {unit} ' if unit != IMAGE or len(costs) > 1 else ''}epsilon {cost.epsilon:.4g}, "
+            f"delta {cost.delta:.4g}"
+            for unit, cost in costs.items()
+        ]
+        lines.append(f"{', '.join(names)}: {many}, {'; '.join(sums)}")
     return lines
 
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
-
-GAUSSIAN = ("exact Gaussian", "PRV upper bound")  # accountants of a sum with Gaussian noise, whose curve is known
+from pubsel.privacy.accountant import GAUSSIAN
 
 
 class Bounds(NamedTuple):

@@ -7,14 +7,14 @@ time, machine, paths) cannot get into the folder. All else here are pure functio
 import math
 import re
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context, Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pubsel import __version__
 from pubsel.data.texts import LENGTH
-from pubsel.privacy.accountant import neighbours
+from pubsel.messages import above
+from pubsel.privacy.accountant import GAUSSIAN, neighbours
 from pubsel.records import at, guarantee_kind
 from pubsel.release import adversary
 from pubsel.release.measurement import LARGEST, in_a_sentence
@@ -49,9 +49,9 @@ class Statement:
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
     them, None without a guarantee; examples, units: how many private ones, and how many are protected, each by itself,
     both treated as public; unit: what distinguishes people if these are the units; adjacency: which data sets are
-    neighbours; against: why the model should
-    not be given away, empty if nothing is against it; quality: what was measured with noise on held-out examples
-    (`quality_of`), None if nothing was; onnx: what model.onnx takes (`release.onnx.as_onnx`), None if there is none.
+    neighbours; against: why the model should not be given away, empty if nothing is against it; others: a sentence on
+    other releases of the private data; quality: what was measured with noise on held-out examples (`quality_of`), None
+    if nothing was; onnx: what model.onnx takes (`release.onnx.as_onnx`), None if there is none.
     """
 
     facts: dict[str, Any]
@@ -69,6 +69,7 @@ class Statement:
     candidates: tuple[str, ...]
     method: str
     network: str
+    others: str
     not_covered: tuple[str, ...]
     against: tuple[str, ...]
     version: str
@@ -77,8 +78,9 @@ class Statement:
     onnx: dict[str, Any] | None = None
 
 
-def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
-    """Return what may be published of a run, from its record and the facts about its model."""
+def statement_of(record: dict[str, Any], facts: dict[str, Any], others: str = "") -> Statement:
+    """Return what may be published of a run, from its record and the facts about its model. others: a sentence on other
+    releases of its private data."""
     # names of private files and folders stay out: only data sets that everybody knows are named
     privacy, settings = record["privacy"], record["settings"]
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
@@ -100,7 +102,8 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
         candidates=tuple(_named(candidate, record["private"], kind) for candidate in candidates),
         method=str(record["algorithm"]) + (BY_NAMES if _by_names(record) else ""),
         network=network_of(facts["model"], bool(facts.get("text"))),
-        not_covered=not_covered(record, shape_of(facts)),
+        others=others,
+        not_covered=not_covered(record, shape_of(facts), others),
         against=against(record),
         version=str(at(record, "versions.pubsel")),
         commit=record.get("commit"),
@@ -157,9 +160,9 @@ def shape_of(facts: dict[str, Any]) -> str:
     return "the names of columns, which of them have no number in a tenth of the rows, and their bounds and words"
 
 
-def not_covered(record: dict[str, Any], shape: str = "their shape") -> tuple[str, ...]:
+def not_covered(record: dict[str, Any], shape: str = "their shape", others: str = "") -> tuple[str, ...]:
     """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings. shape:
-    what is public of the shape of examples."""
+    what is public of the shape of examples; others: a sentence on other releases of them."""
     # sentences that hold for every run come first, then those that its settings call for
     settings, unit = record["settings"], record["privacy"].get("unit")
     number = "the number of people, the number of their examples" if unit else "the number of private examples"
@@ -171,7 +174,7 @@ def not_covered(record: dict[str, Any], shape: str = "their shape") -> tuple[str
         f"which {'people' if unit else 'examples'} were used for training"
         f"{', held out of it' if record.get('quality') else ''} or kept for testing"
         f"{DRAWN.format('person' if unit else 'example') if _drawn(record, unit) else ''}.",
-        "Other releases of the same examples: their epsilons add up. The owner has a list of them (pubsel runs).",
+        f"Other releases of the same examples: their epsilons add up. {others}".rstrip(),
         "What the model says about people in general, whether or not their data were used.",
         f"Examples for testing{'' if record.get('quality') else ' and validation'}: they are not protected, but no "
         "figure that was measured on them is in this folder.",
@@ -309,6 +312,7 @@ def config(statement: Statement) -> dict[str, Any]:
         "unit": "one person with all their training examples" if statement.unit else "one training example",
         "adjacency": statement.adjacency,
         "against": list(statement.against),
+        "other_releases": statement.others,
     }
     measured = {"quality": statement.quality} if statement.quality else {}
     onnx = {"onnx": statement.onnx} if statement.onnx else {}
@@ -353,12 +357,6 @@ def percent(share: float) -> str:
     return f"{min(100.0, math.ceil(1000 * share - 1e-6) / 10):g} %"
 
 
-def above(value: float) -> str:
-    """Return a bound with four digits, rounded up: printed, it may not be less than it is."""
-    up = Context(prec=4, rounding=ROUND_CEILING)
-    return f"{float(up.plus(Decimal(repr(float(value))))):.4g}"
-
-
 def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -377,7 +375,7 @@ def _rendered(name: str, statement: Statement, *, escape: bool, **values: Any) -
         "SHOWN": SHOWN,
         "LARGEST": LARGEST,
         "WORDS": WORDS,
-        "GAUSSIAN": adversary.GAUSSIAN,
+        "GAUSSIAN": GAUSSIAN,
         "VERSION": __version__,
         "LENGTH": LENGTH,
         "figures": figures,

@@ -134,7 +134,7 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
     # The noise follows from what decides the counts: the examples, whose they are, and the trained weights.
     sensitivity = quality.sensitivity(counts)
     plan = accountant.plan(epsilon, delta, 1.0, 1, sensitivity)
-    spending = Spending(images, plan.epsilon, plan.delta)
+    spending = Spending(images, plan.epsilon, plan.delta, task.original, plan)
     decides = [*held, *([] if people is None else [people])]
     secret = cell.streams.secret(ledger.MEASUREMENT, decides, [], tensors(prepared.whole), plan._asdict(), spending)
 

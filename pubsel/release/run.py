@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pubsel import distances, records
 from pubsel.algorithms import Informed, Solves
-from pubsel.cell import Cell, given_weights, load_task, map_split, weights_digest
+from pubsel.cell import Cell, Spending, given_weights, load_task, map_split, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
 from pubsel.messages import UsageError, UserError, log, logged, say, traced
@@ -89,7 +89,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
 
     with contextlib.suppress(OSError):
         remove_unfinished(cell.folder)  # of a process that was killed after the record
-    say(f"{cell.name}: finished before")
+    say(f"{cell.name}: finished before{ledger.UNCHANGED if settings.budget is not None else ''}")
     if has_paths([settings.pair.private, *sets_of(settings.pair)]):
         again = ledger.again(cell.folder)
         say(f"  if its files have changed since, delete {cell.folder} to train again{again}")
@@ -183,7 +183,7 @@ def train(cell: Cell) -> dict[str, Any]:
     # what it will cost: in privacy, and in memory
     plan, spend, first = cell.guarantee(task.units)
     parts += [("before training", first)] if first and not cell.algorithm.first_steps else []
-    _check_deltas(cell, task)
+    _check_spending(cell, task)
     before = Before(plan, spend, first, parts)
     needs.check_memory(cell, task, plan, unmeasured(cell, task))
 
@@ -218,17 +218,20 @@ def _check_budget(cell: Cell, task: Task) -> None:
     outcomes = [some, *([] if cell.algorithm.needs_public else [task._replace(public=None)])]
     for outcome in outcomes:
         cell.derived(outcome).guarantee(task.units, report=lambda _: None)
-    _check_deltas(cell, task)
+    _check_spending(cell, task)
 
 
-def _check_deltas(cell: Cell, task: Task) -> None:
-    """Raise UsageError if delta exceeds 1/n for the training or the held-out units."""
+def _check_spending(cell: Cell, task: Task) -> None:
+    """Raise UsageError if delta exceeds 1/n for the training or the held-out units, or if the run as a whole would
+    exceed the budget of its data."""
     budget, algorithm = cell.budget, cell.algorithm
     if not algorithm.private or budget.epsilon == math.inf or algorithm.sensitivity() == 0:
         return
     accountant.check_delta(budget.delta, task.units, budget.weak)
     if budget.measure and task.validation is not None:
         accountant.check_delta(budget.delta, task.held_out_units, budget.weak)
+    epsilon = budget.epsilon + (cell.epsilon_select or 0.0)
+    cell.streams.check(Spending(task.private, epsilon, budget.delta, task.original))
 
 
 def _loaded(cell: Cell) -> Task:

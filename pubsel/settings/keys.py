@@ -47,6 +47,10 @@ ABOUT_LABELS = (
     "are, else random"
 )
 ABOUT_DISTANCE = "the distance to measure between private and public data, and its settings; null: none"
+ABOUT_BUDGET = (
+    "the most epsilon that all releases of these private data may spend, or [EPSILON,DELTA]; what would exceed it is "
+    "refused before anything is drawn. The ledger keeps it for later commands. null: what the ledger has, if anything"
+)
 ABOUT_LIKE = "file or name of a record: start from its settings; what else the command line gives replaces them"
 
 
@@ -457,6 +461,7 @@ class RunConfig(Common):
         "file or name of a record: repeat its run and report whether the result is the same", neutral=True
     )
     epsilon: float = setting("epsilon of the guarantee; inf: no noise, no guarantee", over=0, infinite=True)
+    budget: Any = setting(ABOUT_BUDGET, neutral=True, default=None)
     pair: Pair = field(default_factory=Pair)
     model: Model = field(default_factory=Model)
     algorithm: dict[str, Any] = field(default_factory=dict)
@@ -520,6 +525,7 @@ class RankConfig(Common, Read):
         "for private releases: take sample and noise from the operating system's entropy; not reproducible",
         default=False,
     )
+    budget: Any = setting(ABOUT_BUDGET, neutral=True, default=None)
     weak: bool = setting("allow a distance.delta above 1/n; the guarantee is then called weak", default=False)
     overlap: Overlap | None = setting(
         "refuse: fail if an image is both private and public, or in two combined sets; leave: say so; null: refuse "
@@ -570,6 +576,7 @@ class FitConfig(Common, Read):
     )
     epsilon: float = setting("epsilon of the whole: choice, model and measurement", over=0)
     delta: float = setting("delta of the whole", over=0, below=1)
+    budget: Any = setting(ABOUT_BUDGET, neutral=True, default=None)
     to: str = setting("the folder to make, which may be given away", neutral=True)
     features: str | None = setting(
         "features that the model is trained on: a name that pubsel models lists, or a folder or a file of weights; or, "
@@ -690,8 +697,8 @@ class ReportConfig:
 class RunsConfig:
     """`pubsel runs`."""
 
-    action: str = setting("list, show or delete")
-    name: str | None = setting("name of a run; list and show: or a part of it")
+    action: str = setting("list, show, delete or budget")
+    name: str | None = setting("name of a run; list and show: or a part of it; budget: name of private data, or a part")
     where: list[str] = setting(
         "only runs with these values: key=value,value of a record or its settings; state=finished,stale,..."
     )

@@ -85,11 +85,11 @@ def training_secret(
     if spend is not None:
         costs = {key: getattr(spend, key) for key in costs}
     if unprocessed is not None and spend is not None:
-        spending = Spending(unprocessed, spend.epsilon, spend.delta)
+        spending = Spending(unprocessed, spend.epsilon, spend.delta, task.original, spend)
     elif unprocessed is not None and isinstance(cell.algorithm, Solves):
         epsilon, delta = cell.budget.epsilon, cell.budget.delta
         cost = cell.algorithm.account(len(unprocessed.x), epsilon, delta)
-        spending = Spending(unprocessed, epsilon, cost.delta)
+        spending = Spending(unprocessed, epsilon, cost.delta, task.original)
     public = [] if task.public is None else [task.public]
     private = units_of(task)
     return cell.streams.secret(what, private, public, tensors(model), plan._asdict() | costs, spending)
@@ -131,7 +131,12 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: boo
     # the map is of private data: its noise is drawn once, and its cost is in the plan
     plan = first._asdict() if first else {"noise_multiplier": 0.0, "epsilon": math.inf}
     public = [] if task.public is None else [task.public]
-    costs = Spending(task.private, first.epsilon, first.delta) if first is not None and in_ledger else None
+    costs = None
+    if first is not None and in_ledger:
+        noise = first.noise_multiplier * math.sqrt(algorithm.first_steps or 1)  # of a step, if it counts as several
+        costs = Spending(
+            task.private, first.epsilon, first.delta, task.original, first._replace(noise_multiplier=noise)
+        )
     what = "training" if algorithm.first_steps else "first release"  # whose cost this is
     secret = cell.streams.secret(what, units_of(task), public, {}, plan, costs)
 

@@ -88,7 +88,7 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     # What decides the release: the private examples, the clusters, and the pool, of which a sample has these.
     public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in of.clusters if isinstance(each, np.ndarray)]
     public += [Split(torch.from_numpy(of.nearest), torch.zeros(0))]
-    spending = Spending(task.private, of.epsilon, 0.0)
+    spending = Spending(task.private, of.epsilon, 0.0, task.original)
     secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, spending)
 
     private, with_none = Private.of(task.private.x, task.people), not of.needs_public

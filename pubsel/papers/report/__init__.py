@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pubsel import __version__
+from pubsel.messages import at_most
 from pubsel.papers import figures, join, judged, typeset
 from pubsel.papers.join import Table
 from pubsel.papers.report import own
 from pubsel.papers.report.linked import LINKED, Runs, shown_of
-from pubsel.privacy import ledger
+from pubsel.privacy import composition, ledger
 from pubsel.records import guarantee_kind, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings import outputs
 from pubsel.settings.command_line import command
@@ -80,17 +81,17 @@ def page(
     tables += [rest] if rest.records() else []
 
     # tables with a run of ours come first, then what is left to run
-    shown = [_table(table, runs, measured or []) for table in tables if table.records()]
-    missing = [_table(table, runs, []) for table in tables if not table.records()]
+    shown = [_table(table, runs, measured or [], records, released) for table in tables if table.records()]
+    missing = [_table(table, runs, [], []) for table in tables if not table.records()]
     drawn = [entry for name in figures.CURVES if (entry := _curve(name, everything, runs))]
 
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
-    environment.filters["above"] = own.at_most
+    environment.filters["above"] = at_most
     environment.globals |= {"JUDGED": typeset.JUDGED, "ABOUT_JUDGED": typeset.ABOUT_JUDGED}
     environment.globals |= {"LINKED": LINKED, "BESIDE": BESIDE, "UNDER": UNDER, "OURS": OURS}
-    environment.globals |= {"MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
+    environment.globals |= {"OF_UNITS": ledger.OF_UNITS, "MISSING": typeset.MISSING, "BREAK": Markup("_<wbr>")}
 
     # an <img> runs no script in a drawing
     encoded = {name: base64.b64encode(svg.encode()).decode() for name, svg in (others or {}).items()}
@@ -124,7 +125,13 @@ def _place(name: str) -> tuple[int, list[str]]:
     return ours + paper, [part.zfill(4) for part in re.findall(r"\d+|\D+", name)]
 
 
-def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str, Any]:
+def _table(
+    table: Table,
+    runs: Runs,
+    measured: list[dict[str, Any]],
+    records: list[dict[str, Any]],
+    released: list[list[ledger.Line]] | None = None,
+) -> dict[str, Any]:
     from markupsafe import Markup
 
     # rows without a record of ours have no runs to link to
@@ -141,6 +148,8 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
         about = f"Utility against distance on {private}, {label}: the numbers of the table above"
         plots.append(Markup(figures.inline(figures.scatter(panel), f"{table.name}-{i}-", about)))
 
+    # whatever settings the table selects from was compared
+    compared = table.records() if table.name == "others" else join.belonging(table.spec, records)
     head, _, rest = table.spec.title.partition(". ")
     return {
         "name": table.name,
@@ -153,7 +162,7 @@ def _table(table: Table, runs: Runs, measured: list[dict[str, Any]]) -> dict[str
         "table": shown_of(table.frame, cells),
         "ranks": None if table.ranks.empty else shown_of(table.ranks, groups),
         "judged": None if means.empty else shown_of(means, [None] * len(means)),
-        "notes": typeset.notes(table),
+        "notes": [*typeset.notes(table), *composition.best_of(compared, released or [])],
         "plots": plots,
     }
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pubsel.messages import at_most
 from pubsel.papers import typeset
 from pubsel.papers.join import TableCell
 from pubsel.papers.report.linked import Runs, Shown, shown
@@ -29,9 +30,7 @@ Record = dict[str, Any]
 
 MOST_CLASSES = 20  # of a confusion matrix that is shown
 MOST_MATRICES = 3  # of a section, the latest ones
-EXACT = "exact Gaussian"  # the accountant of Gaussian noise on all examples
 GENERATED_SETS = ("./tumours.csv", "./topics.csv")  # that scripts/race_sets.py writes for the table `recipes`
-PERSON = ", for a person"  # how the words of a release go on, if people are protected
 RUN_HEADS = {
     "run": "Run",
     "measured_utility": "Measured privately",
@@ -137,6 +136,7 @@ def section(private: OwnData, place: int, runs: Runs, classes: dict[str, list[st
         "title": private.title,
         "paths": private.names,
         "spent": _spent(private),
+        "best": composition.best_of([record | {"private": private.title} for record in latest], [private.lines]),
         "unlisted": unlisted,
         # a release is in the ledger once for each file of it; a run that still has a record is a link
         "releases": sorted(once.values(), key=lambda line: str(line["when"]), reverse=True),
@@ -159,50 +159,21 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
     if not private.lines:
         return None
     # the sum of the ledger holds whatever the releases were
-    total = ledger.cost_of(private.lines)
-    people = {PERSON in line["what"] for line in private.lines}
-    values: dict[str, Any] = {
-        "epsilon": at_most(total.epsilon),
-        "delta": at_most(total.delta),
-        "releases": total.releases,
-        "people": people == {True},
-        "mixed": len(people) > 1,
-        "tighter": None,
+    units = []
+    for unit, lines in ledger.per_unit(private.lines).items():
+        total, less = ledger.cost_of(lines), composition.tighter(lines)
+        values: dict[str, Any] = {"epsilon": at_most(total.epsilon), "delta": at_most(total.delta), "tighter": None}
+        values["unit"] = "image" if unit == ledger.IMAGE else f"{unit} with all their images"
+        values["releases"] = total.releases
+        if less is not None:
+            same = less.delta == total.delta
+            values["tighter"] = {"epsilon": at_most(less.epsilon), "delta": at_most(less.delta), "same": same}
+        units.append(values)
+    return units[0] | {
+        "units": units,
         "measured": any(map(is_measurement, private.lines)),
         "seeded": any(line["noise"] != ledger.OS_NOISE for line in private.lines),
     }
-
-    # Guarantees for images and for people are not of the same neighbours, so nothing tighter is known of both.
-    if not values["mixed"] and (
-        less := composition.tighter(private.lines, gaussian_parts(private.lines, private.records))
-    ):
-        same = less.delta == total.delta
-        values["tighter"] = {"epsilon": at_most(less.epsilon), "delta": at_most(less.delta), "same": same}
-    return values
-
-
-def at_most(value: float) -> str:
-    """Return a bound with four digits, rounded up, but not for what adding in float64 puts behind the last digit."""
-    return card.above(value * (1 - 1e-12))
-
-
-def gaussian_parts(lines: Iterable[Line], records: Iterable[Record]) -> dict[str, float]:
-    """Return mu, the root of the steps over the noise multiplier, of each release that is known to be Gaussian noise on
-    all examples, by its name: the record of its run has releases of its epsilon and delta, and all of them are."""
-    # a line of the ledger does not say what noise it was: the record of its run does
-    stated: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        measured = [record["quality"]["privacy"]] if record.get("quality") else []
-        for side, parts in ((False, card.releases_of(record["privacy"])), (True, measured)):
-            for part in parts:
-                stated.setdefault((record["identity"], side, part["epsilon"], part["delta"]), []).append(part)
-
-    known = {}
-    for line in lines:
-        parts = stated.get((line["cell"], is_measurement(line), line["epsilon"], line["delta"]), [])
-        if parts and all(part["accountant"] == EXACT and part["rate"] == 1 for part in parts):
-            known[line["release"]] = max(part["steps"] ** 0.5 / part["noise_multiplier"] for part in parts)
-    return known
 
 
 # What was computed
