@@ -1,6 +1,7 @@
 """Views of images in training: the mean of their gradients as one row, what they follow from, and what is refused."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +24,7 @@ from pubsel.settings.keys import Augment
 from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit
-from tests.made import Scaled, checked, done, failed, only_record, training
+from tests.made import Scaled, checked, done, failed, only_record, picture, training
 from tests.synthetic import secret_named
 from tests.test_people import ENGINES, conv, each_row, examples, npz
 
@@ -376,3 +377,24 @@ def test_several_processes_are_refused(monkeypatch, capsys):
     monkeypatch.setattr("pubsel.training.parallel._start", lambda: None)
     assert main(["run", *QUICK, "algorithm=dp_sgd"]) == 2
     assert "training.augment: views are made in one process: run without torchrun" in capsys.readouterr().err
+
+
+def test_the_preset_for_a_folder_trains_a_transformer_on_views_and_averages(cli):
+    for place, value in (("a/1.png", 20), ("a/2.png", 30), ("b/1.png", 200), ("b/2.png", 220)):
+        for part, lighter in (("train", 0), ("test", 3)):
+            picture(Path(f"images/{part}/{place}"), value + lighter)
+    # without its weights, which cannot be fetched here, and smaller
+    small = [
+        "model.architecture=vit_tiny_patch16_224",
+        "model.pretrained=false",
+        "model.input_size=32",
+        "+model.options={img_size: 32, depth: 2}",
+        "training.steps=2",
+        "privacy.weak=true",
+        "privacy.delta=0.1",
+    ]
+    done(cli, "run", "+experiment=finetune_vit", "pair.private=./images", *small)
+    settings = only_record()["settings"]
+    assert settings["training"]["augment"] == ["flip", "crop"]
+    assert (settings["training"]["views"], settings["training"]["average"]) == (4, "ema")
+    assert settings["model"]["lora"]["layers"] == ["qkv"]
