@@ -18,20 +18,21 @@ ROWS = """
     gsd_table11b=4 gsd_table12=4 gsd_table13a=5 gsd_table13b=5 gsd_table14=31 gsd_table15=7 gsd_table16=9
     gep_table1=36 gep_table3=13 gep_table5=4 gep_table6=6 workshop_table2=4 pillar_table2=126 pillar_table3=8
     pillar_table4=12 pillar_table6=12 pillar_table7=16 pillar_table8=16 pillar_table9=12 adamix_table1=48
+    published=3
 """  # of each table as counted in the papers
 PAPER_ROWS = {name: int(rows) for name, rows in (table.split("=") for table in ROWS.split())}
-DATASETS = """cifar10 cifar100 svhn svhn_extra mnist fashion_mnist flowers102 mnist_m imagenet chestxray14
+DATASETS = """cifar10 cifar100 svhn svhn_extra mnist fashion_mnist flowers102 mnist_m imagenet chestxray14 stylegan
     sprxray chexpert kagchest kneeos ham10000 kagskin flower16 gtsrb dermnet pcam pneumonia cifar10_1
     openml_riccardo openml_guillermo oxford_flowers cub200 stanford_dogs mit67 oxford_pets caltech256""".split()
 MODELS = [
     None,
     *"""fmnist_cnn resnet20 resnet152 resnet152_simclr densenet121 vit mnist_cnn probe
-    resnet50_sl resnet50_byol resnet50_ssl resnet50_im32 convnext_xl logistic""".split(),
+    resnet50_sl resnet50_byol resnet50_ssl resnet50_im32 convnext_xl logistic wrn_16_4 wrn_40_4""".split(),
 ]
 ALGORITHMS = [
     None,
     *"""gep b_gep dp_sgd dp_md second_phase non_private pate dp_pca jl adadps pillar dp_raft
-    dp_raft_pillar de_et_al only_public fully_private ppgd adamix paragon""".split(),
+    dp_raft_pillar de_et_al only_public fully_private ppgd adamix paragon dp_randp dope_sgd""".split(),
 ]
 COMMON = "private public model algorithm epsilon delta metric utility utility_std distance".split()
 EXTRA = """m labels task2vec otdd improvement attack gsd_values features private_examples known_members
