@@ -87,6 +87,8 @@ def test_the_best_is_released_under_one_guarantee(cli: Cli, monkeypatch) -> None
     assert privacy["statement"].startswith("The choice of the settings and the trained weights are (8, 0.001)")
     assert repeated.HIDDEN in privacy["not_covered"]
     assert record["quality"]["privacy"]["epsilon"] == pytest.approx(8, abs=1e-3)
+    half = load(Pair(private=DATA, public=None, m=1, validation=0.1, convert="resize"), ".", False)
+    assert record["quality"]["units"] == half.held_out_units
     assert record["tuning"]["chosen"] == "training.weight_decay=0"
     assert record["settings"]["training"]["weight_decay"] == 0
 

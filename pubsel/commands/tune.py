@@ -311,7 +311,11 @@ def _score(tuning: Tuning, number: int, candidate: Candidate) -> Scored | None:
         with _quiet(place):  # the whole has one line in the ledger, its runs have none
             record = training.run(settings)
     except Exception as error:
-        if not _of_data(error):
+        # a wrong setting, a full disk and a lack of memory end the command, which can be resumed; all else may follow
+        # from private data, and is an outcome like any other
+        of_place = isinstance(error, UsageError | records.BrokenRecord | OSError) or out_of_memory(error)
+        of_place = of_place or isinstance(error.__context__, OSError)
+        if of_place or not isinstance(error, UserError | ValueError | ArithmeticError | RuntimeError):
             raise
         write_whole(place / FAILED, "", private=True)
         return None
@@ -329,14 +333,6 @@ def _quiet(place: Path | None = None) -> Iterator[None]:
     finally:
         ledger.PLACE.reset(before)
         RENAMED.reset(quiet)
-
-
-def _of_data(error: Exception) -> bool:
-    """Return whether private data may be why a run failed, so that its failure is an outcome like any other. A wrong
-    setting, a full disk and a lack of memory end the command, which can be resumed."""
-    of_place = isinstance(error, UsageError | records.BrokenRecord | OSError) or isinstance(error.__context__, OSError)
-    of_place = of_place or out_of_memory(error)
-    return isinstance(error, UserError | ValueError | ArithmeticError | RuntimeError) and not of_place
 
 
 def _described(tuning: Tuning, best: Scored) -> dict[str, Any]:
