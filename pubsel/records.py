@@ -145,6 +145,7 @@ class TuningRecord:
 
     over: list[str]
     chosen: str
+    run: str
     runs: Size
     epsilon: Size
     delta: Share
@@ -201,8 +202,9 @@ class RunRecord:
     quality: Quality | None = key("what was measured with noise on held-out private examples, if anything was", None)
     pool: PoolRecord | None = key("what was chosen of a pool: examples of each set; absent without one", None)
     tuning: TuningRecord | None = key(
-        "of pubsel tune: the words of the settings that were drawn from, those that were chosen, the mean of the "
-        "secret number of runs, and epsilon and delta of each; absent otherwise",
+        "of pubsel tune: the words of the settings that were drawn from, those that were chosen, the name "
+        "that its run would have by itself, the mean of the secret number of runs, and epsilon and delta of each; "
+        "absent otherwise",
         None,
     )
     derived: dict[str, Any] | None = key("set by the method, as its learning rate; null if all is in settings", None)

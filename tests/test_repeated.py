@@ -1,4 +1,4 @@
-"""The best of a secret number of runs: its bound holds for the worst programs, and is below that of Renyi divergences."""
+"""The best of a secret number of runs: the bound holds for the worst programs, and is below that by divergences."""
 
 import math
 from itertools import permutations
@@ -70,7 +70,7 @@ def test_no_order_of_gaussian_outcomes_leaks_more(epsilon, runs):
 
 @pytest.mark.parametrize("runs", [1.0, 2.0, 10.0, 300.0])
 def test_no_order_of_randomised_response_leaks_more(runs):
-    """A program of which only epsilon is known, alone and with Gaussian noise beside it."""
+    """A program of which only epsilon is known, alone and together with Gaussian noise."""
     each, _ = repeated.of_each(2.0, DELTA, runs, lambda epsilon, _: [[pure(epsilon, 1.0, 1, "")]])
     p, other = response(each)
     for order in permutations(range(2)):

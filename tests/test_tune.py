@@ -112,6 +112,8 @@ def test_the_best_is_released_under_one_guarantee(cli: Cli, monkeypatch) -> None
     assert repeated.HIDDEN in statement.not_covered
     assert adversary.exchanged(statement.parts).epsilon == 16
     assert "that of pubsel tune" in done(cli, "runs", "show", record["identity"])[0]
+    assert "0.5" in done(cli, "attack", "loss", f"run={record['identity']}", "threads=1")[0]
+    assert "its noise came from the operating system" in failed(cli, "run", f"replay={record['identity']}")
 
 
 @pytest.mark.usefixtures("folder")

@@ -8,7 +8,7 @@ One program, which is (epsilon, delta)-private as a whole. Private units are on 
 - The other half measures the released model, with all of epsilon and delta (`pubsel.release.measurement`). Its counts
   are not those that chose, so no interval is about the luckiest of several.
 
-Each run is a `pubsel run` of its own, one after another, in a folder that only the owner can read and that is removed
+Each run is a separate `pubsel run`, one after another, in a folder that only the owner can read and that is removed
 at the end. A run that gives no model has the lowest score: a command that stopped would say something of the data.
 """
 
@@ -47,7 +47,7 @@ from pubsel.training.once import Prepared, released_once
 WIDE = 0.1  # how far apart noise alone may set two scores, above which choosing hardly pays
 RUNS = "tuning"  # the folder of the runs, below that of what is released
 FAILED = "failed"  # a file in the folder of a run that gave no model
-MAY_DIFFER = ("model", "algorithm", "training", "label", "epsilon_select")  # of the settings; and of the pair:
+MAY_DIFFER = ("model", "algorithm", "training", "label")  # of the settings; and of the pair:
 PUBLIC_PARTS = ("public", "m", "convert")
 
 
@@ -65,13 +65,12 @@ class Candidate(NamedTuple):
         cell, units = self.cell._replace(budget=budget).derived(self.task), self.task.units
         _, spend, first = cell.guarantee(units, lambda _: None)
         if isinstance(cell.algorithm, Solves):
+            # its loop, and what of its budget the plan of that loop does not list
             spend = cell.algorithm.account(units, epsilon, delta)
+            rest = epsilon - spend.epsilon
+            return [spend, accountant.pure(rest, 1.0, 1, "") if rest > 0 else accountant.NOTHING]
         assert spend is not None
-        parts = [spend, *([first] if first and not cell.algorithm.first_steps else [])]
-
-        # an algorithm may spend a part of its budget that its plan does not list
-        rest = epsilon - sum(part.epsilon for part in parts)
-        return [*parts, accountant.pure(rest, 1.0, 1, "") if rest > 0 and spend.steps else accountant.NOTHING]
+        return [spend, *([first] if first and not cell.algorithm.first_steps else [])]
 
 
 class Tuning(NamedTuple):
@@ -364,7 +363,7 @@ def _described(tuning: Tuning, best: Scored) -> dict[str, Any]:
         *privacy["not_covered"][1:],
     ]
     chosen = {"over": [each.words for each in tuning.candidates], "chosen": candidate.words, "runs": tuning.runs}
-    chosen |= {"epsilon": tuning.epsilon, "delta": tuning.delta}
+    chosen |= {"epsilon": tuning.epsilon, "delta": tuning.delta, "run": record["identity"]}
     return (
         record
         | {"identity": cell.name, "epsilon": budget.epsilon, "privacy": privacy, "quality": counted}

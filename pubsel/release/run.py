@@ -204,7 +204,8 @@ def train(cell: Cell) -> dict[str, Any]:
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance, start)
     if cell.budget.measure and task.validation is not None:
-        epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
+        # Gaussian noise has a delta, also where training has none
+        epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"] or cell.budget.delta
         record["quality"] = measurement.measure(cell, prepared, task, epsilon, delta)
     record |= {"pool": pool} if pool else {}
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
