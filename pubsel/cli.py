@@ -40,6 +40,7 @@ HELP = f"""pubsel {pubsel.__version__}: private machine learning with public dat
   pubsel run +experiment=quickstart        train one cell with differential privacy; needs no download
   pubsel run +experiment=gep_cifar10 pair.public=svhn epsilon=4 seed=1 algorithm=dp_sgd device=cpu
   pubsel run -m +experiment=gep_cifar10 pair.public=cifar100,cifar10,svhn seed=0,1,2     a sweep
+  pubsel tune +experiment=quickstart over="training.learning_rate=0.1,1" epsilon=2     the best of several settings
   pubsel predict NAME ./new_images         classes of new images, by the model of a finished run: answers.csv
   pubsel export NAME to=./model            the model as a folder that may be given away, with a card and a privacy page
   pubsel rank private=digits public=[digits,photo_patches,noise] model=digits_cnn distance.m=200      which is nearest?
@@ -115,6 +116,7 @@ def _data(settings: DataConfig) -> str:
 COMMANDS: dict[str, Callable[[Any], str] | str] = {
     "run": _run,
     "fit": "commands.fit run",
+    "tune": "commands.tune run",
     "predict": "commands.predict run",
     "export": "commands.export run",
     "rank": "commands.rank rank show_rank",
@@ -131,6 +133,7 @@ COMMANDS: dict[str, Callable[[Any], str] | str] = {
 }
 POSITIONAL = {
     "fit": ["private"],
+    "tune": ["private"],
     "predict": ["run"],
     "export": ["run"],
     "attack": ["attack"],
@@ -143,11 +146,12 @@ POSITIONAL = {
 }  # keys that are given without their name
 USAGE = {
     "fit": "pubsel fit FOLDER public=[A,B] epsilon=1: give the path of your images",
+    "tune": 'pubsel tune FOLDER over="KEY=A,B": give the settings to choose from',
     "predict": "pubsel predict RUN IMAGES: name of a finished run (pubsel runs lists them), or its folder",
     "export": "pubsel export RUN to=FOLDER: name of a finished run (pubsel runs lists them), and a new folder",
     "data": "pubsel data takes `list`, `prepare NAME`, `check NAME`, or `forget PATH`",
 }  # the message if a key that these commands cannot do without is missing
-RESUMES = dict.fromkeys(("run", "fit", "make"), "; the same command resumes from the last checkpoint") | {
+RESUMES = dict.fromkeys(("run", "fit", "tune", "make"), "; the same command resumes from the last checkpoint") | {
     "pool": "; the same command resumes after the last whole shard"
 }
 ENDED_BY_PIPE = 141  # the exit code of a program that SIGPIPE ends
@@ -305,8 +309,8 @@ def _help(command: str, words: list[str], config_dir: str | None = None, typed: 
 
 
 def _positional(command: str, words: list[str]) -> list[str]:
-    """Return `table NAME`, `data list|prepare NAME|check NAME|forget PATH`, `runs KEY=VALUE`, `make NAME KEY=VALUE` and
-    `predict NAME IMAGES` as overrides."""
+    """Return `table NAME`, `data list|prepare NAME|check NAME|forget PATH`, `runs KEY=VALUE`, `make NAME KEY=VALUE`,
+    `tune FOLDER KEY=VALUE` and `predict NAME IMAGES` as overrides."""
     # a command names its first words by their places; a key=value ends them
     words = list(words)
     for i, key in enumerate(POSITIONAL.get(command, [])[: len(words)]):
@@ -318,14 +322,14 @@ def _positional(command: str, words: list[str]) -> list[str]:
         images = [word for word in words if not _is_setting(word)]
         words = [word for word in words if word not in images] + ([_override("images", images)] if images else [])
 
-    # Other keys belong to records, or to the steps of `make`.
-    if command in ("runs", "make"):
+    # Other keys belong to records, to the steps of `make`, or to the runs of `tune`.
+    if command in ("runs", "make", "tune"):
         key, keys = ("where", ("+", "~")) if command == "runs" else ("words", ())
         known = (*(f"{name}=" for name in keys_of(SCHEMAS[command])), "hydra", *keys)
         others = [word for word in words if not word.startswith(known) and ("=" in word or command == "make")]
         words = [word for word in words if word not in others] + ([_override(key, others)] if others else [])
-    if command == "make":
-        words = [_override(*word.split("=", 1)) if word.startswith("public=") else word for word in words]
+    if command in ("make", "tune"):
+        words = [_override(*word.split("=", 1)) if word.startswith(("public=", "over=")) else word for word in words]
     return words
 
 

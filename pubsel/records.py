@@ -140,6 +140,18 @@ class PoolRecord:
 
 
 @dataclass(kw_only=True)
+class TuningRecord:
+    """`tuning` of a record: candidates and budget of the runs."""
+
+    over: list[str]
+    chosen: str
+    run: str
+    runs: Size
+    epsilon: Size
+    delta: Share
+
+
+@dataclass(kw_only=True)
 class StreamNames:
     """`streams` of a record."""
 
@@ -189,6 +201,12 @@ class RunRecord:
     privacy: Guarantee | None = key("the guarantee in full", None)
     quality: Quality | None = key("what was measured with noise on held-out private examples, if anything was", None)
     pool: PoolRecord | None = key("what was chosen of a pool: examples of each set; absent without one", None)
+    tuning: TuningRecord | None = key(
+        "of pubsel tune: the words of the settings that were drawn from, those that were chosen, the name "
+        "that its run would have by itself, the mean of the secret number of runs, and epsilon and delta of each; "
+        "absent otherwise",
+        None,
+    )
     derived: dict[str, Any] | None = key("set by the method, as its learning rate; null if all is in settings", None)
     settings: RunConfig = key("every setting that can change the result; those with their default value are left out")
     seconds: Size | None = key("time of training", None)

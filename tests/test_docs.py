@@ -79,7 +79,7 @@ def test_the_reference_of_the_record_has_its_keys(folder: Path) -> None:
     assert main(["run", *words.split()]) == 0
     record = only_record()
     told = {key for key in records.RECORD if "." not in key}
-    assert set(record) == told - {"backbone", "content", "quality", "pool"}  # there are none
+    assert set(record) == told - {"backbone", "content", "quality", "pool", "tuning"}  # there are none
     plan = accountant.Plan(*[1.0] * len(accountant.Plan._fields))
     weak = accountant.statement(plan, 1.0, True, True, [("first", plan)], "the public set", examples=2, unit="patient")
     assert {f"privacy.{key}" for key in {**record["privacy"], **weak}} == set(records.RECORD) - told

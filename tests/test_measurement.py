@@ -297,3 +297,10 @@ def test_an_auc_of_two_classes_is_told_once(folder, capsys):
 def test_without_held_out_examples_or_noise_nothing_is_measured(words, message, folder, capsys):
     assert main(["run", f"pair.private={THREE}", *WORDS, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_training_without_a_delta_is_measured_with_that_of_the_budget(folder, capsys):
+    words = [f"pair.private={THREE}", *WORDS, f"pair.public={THREE}", "pair.m=80", "algorithm=dppl_public"]
+    assert main(["run", *words]) == 0, capsys.readouterr().err
+    record = only_record()
+    assert (record["privacy"]["delta"], record["quality"]["privacy"]["delta"]) == (0, 1e-3)

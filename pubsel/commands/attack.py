@@ -148,7 +148,7 @@ def settings_of(record: dict[str, Any], here: AttackConfig) -> RunConfig:
     # epsilon may be 0 in a record, which the check of a user's settings rejects
     settings = check(RunConfig, values | {"epsilon": 1.0})
     settings = dataclasses.replace(settings, epsilon=float(values["epsilon"]))
-    if identity_of(settings) != record["identity"]:
+    if identity_of(settings) != (results.at(record, "tuning.run") or record["identity"]):
         raise UserError(f"{record['identity']}: made by a version of pubsel with other settings: train it again")
     return settings
 

@@ -319,6 +319,7 @@ def show(entry: Run) -> str:
         results = str(entry.folder.parent.parent)
         changes = {} if results == "results" else {"results": results}
         command = command_line.command({**entry.record, "identity": entry.name}, changes)
+        command = "that of pubsel tune, as it was typed" if "tuning" in entry.record else command
         lines += ["  command:", f"    {command}"]
 
     if recent := log_lines(entry.folder)[-RECENT:]:

@@ -38,7 +38,7 @@ def repeat(name: str, requested: RunConfig) -> tuple[bool, str]:
     if why := records.outdated(record):
         raise UsageError(f"replay={name}: {why}")
     settings = canonical(requested)
-    if identity_of(settings) != record["identity"]:
+    if identity_of(settings) != (records.at(record, "tuning.run") or record["identity"]):
         raise UsageError(
             f"{record['identity']}: other settings now, which give {identity_of(settings)}: run its sweep again"
         )

@@ -302,7 +302,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     if not table.has(Role.private).any():
         where = f"public ({', '.join(sets)})" if sets else "public"
         raise UsageError(f"private={pair.private}: no private {table.kind} remain: all are {where} or in the test part")
-    table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how)
+    table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how, pair.reserved)
     findings += [*public_findings, *out_findings]
     findings += () if published else as_classes(table, source.classes, source.names)
     settle(findings, pair.read.accept or [])

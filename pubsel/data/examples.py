@@ -353,19 +353,19 @@ def take_public(table: Examples, public: Bools, how: Overlap) -> tuple[Examples,
 
 
 def hold_out(
-    table: Examples, private_share: float, validation: float, seed: int, how: Overlap
+    table: Examples, private_share: float, validation: float, seed: int, how: Overlap, reserved: float = 0.0
 ) -> tuple[Examples, tuple[Finding, ...]]:
-    """Return the table with a share of the private units in use, and of these a share held out for validation.
+    """Return the table with a share of the private units in use, and of these a share held out for validation, but for
+    those units that a smaller share, `reserved`, would hold out: these are not used.
 
     A user's units are drawn one by one (`drawn`); those of a published set from a permutation of all, in which equal
     images are held out together with how=leave. UsageError if either side would be empty.
     """
     here = np.flatnonzero(table.has(Role.private))
-    if table.published:
-        used, held = _of_published(table, here, private_share, validation, seed, how)
-    else:
-        used = drawn(table.unit[here], private_share, "private", seed)
-        held = used & drawn(table.unit[here], validation, "held out", seed)
+    used, held = _shares(table, here, private_share, validation, seed, how)
+    if reserved:
+        kept = held & _shares(table, here, private_share, reserved, seed, how)[1]
+        used, held = used & ~kept, held & ~kept
 
     what = "people" if table.people else "examples"
     if not (used & ~held).any() or (validation and not held.any()):
@@ -403,11 +403,15 @@ def side(split: Split, which: Bools, people: Tensor | None = None) -> tuple[Spli
     return Split(taken(split.x, places), split.y[places]), None
 
 
-def _of_published(
+def _shares(
     table: Examples, here: Ints, private_share: float, validation: float, seed: int, how: Overlap
 ) -> tuple[Bools, Bools]:
-    """Return which private examples of a published set, at the places `here`, are used, and which of these are held
-    out."""
+    """Return which private examples, at the places `here`, are used, and which of these are held out: of a larger
+    share also those of a smaller one."""
+    if not table.published:
+        mine = drawn(table.unit[here], private_share, "private", seed)
+        return mine, mine & drawn(table.unit[here], validation, "held out", seed)
+
     members, several = np.arange(len(here)), len(here)
     if table.people:
         # numbered with those who left: whom one public set takes away may not move the others

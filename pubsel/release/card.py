@@ -15,6 +15,7 @@ from pubsel import __version__
 from pubsel.data.texts import LENGTH
 from pubsel.messages import above
 from pubsel.privacy.accountant import GAUSSIAN, neighbours
+from pubsel.privacy.repeated import HIDDEN
 from pubsel.records import at, guarantee_kind
 from pubsel.release import adversary
 from pubsel.release.measurement import LARGEST, in_a_sentence
@@ -185,6 +186,8 @@ def not_covered(record: dict[str, Any], shape: str = "their shape", others: str 
             "Held-out examples whose class changes if numbers are rounded differently in the last digits, as a "
             "processor may do next to other examples."
         )
+    if record.get("tuning"):
+        sentences.append(HIDDEN)
     if unit:
         sentences.append(f"A person whose examples have several values of {unit}, and so count as several people.")
     if record["public"] is not None:

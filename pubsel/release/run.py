@@ -47,7 +47,7 @@ from pubsel.training.loop import Job, Progress, fit, rate_of
 from pubsel.training.once import Prepared, prepare, released_once, solve, training_secret
 from pubsel.training.pooled import from_pool
 
-UNFINISHED = ("checkpoint.pt", "histogram.pt", "selection.pt", "release.pt", "solution.pt", "measurement.pt")
+UNFINISHED = tuple(f"{name}.pt" for name in "checkpoint histogram selection release solution measurement draws".split())
 DIVERGED = 2  # times the loss of answers by chance, above which a training has diverged
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
@@ -73,7 +73,7 @@ def run(settings: RunConfig, repeated: Mapping[str, str] | None = None) -> dict[
         # before anything that may fail, so that the folder of a failed run tells its command
         request = {"identity": cell.name, "settings": cell.streams.settings, "device": str(cell.device)}
         records.write_record(cell.folder / "settings.json", request)
-        with logged(path), _failures_noted(cell.folder):
+        with logged(path), failures_noted(cell.folder):
             record = train(cell)
             if not math.isfinite(record["utility"]):
                 raise UserError(f"utility {record['utility']}: not a number: check the test set and the labels")
@@ -129,7 +129,7 @@ def remove_unfinished(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _failures_noted(folder: Path) -> Iterator[None]:
+def failures_noted(folder: Path) -> Iterator[None]:
     """Log why a run fails, in the last line of its log; if nothing was started, leave nothing but the lock."""
     try:
         yield
@@ -206,7 +206,8 @@ def train(cell: Cell) -> dict[str, Any]:
     before = before._replace(spend=spend)
     record = _figures(cell, prepared) | _described(cell, prepared.task, before, distance, start)
     if cell.budget.measure and task.validation is not None:
-        epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"]
+        # Gaussian noise has a delta, also where training has none
+        epsilon, delta = record["privacy"]["epsilon"], record["privacy"]["delta"] or cell.budget.delta
         record["quality"] = measurement.measure(cell, prepared, task, epsilon, delta)
     record |= {"pool": pool} if pool else {}
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
@@ -240,11 +241,11 @@ def _loaded(cell: Cell) -> Task:
     say(f"{cell.name}: on {cell.device}")
     for note in task.notes:
         say(f"  {note}")
-    _check_classes(cell, task)
+    check_sides(cell, task)
     return task
 
 
-def _check_classes(cell: Cell, task: Task) -> None:
+def check_sides(cell: Cell, task: Task) -> None:
     """Raise UserError if a set that the cell is evaluated on has a single class, and its metric needs two."""
     check_classes(task.test.y, task.metric, "the test set")
     if task.validation is not None:
@@ -413,7 +414,7 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
         for label, pair in pairs.items():
             task = load_task(inputs._replace(pair=pair), cell.device)
             assert task.public is not None
-            _check_classes(cell, task)  # one may take away the only example of a class
+            check_sides(cell, task)  # one may take away the only example of a class
             candidates[label] = map_split(task.public, Path(kept) / f"{len(candidates)}.npy")
 
         _check_budget(cell, task)

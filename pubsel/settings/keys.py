@@ -153,6 +153,13 @@ class Pair:
         below=1,
         default=0.0,
     )
+    reserved: float = setting(
+        "share of the private examples, a part of pair.validation, that is neither trained on nor validated on: pubsel "
+        "tune measures its model on it",
+        at_least=0,
+        below=1,
+        default=0.0,
+    )
     seed: int = setting(
         "seed of what is drawn here: public examples of the training split, private_share and validation; "
         "${seed}: that of the run",
@@ -607,6 +614,27 @@ class FitConfig(Common, Read):
 
 
 @dataclass
+class TuneConfig:
+    """`pubsel tune`."""
+
+    private: str | None = setting("the private data, by a path: pair.private of pubsel run; null: as words say")
+    over: str = setting("the settings to choose from: keys of pubsel run with their values, key=A,B key=C,D")
+    epsilon: float = setting("epsilon of the whole: all runs, their scores, the choice, and the measurement", over=0)
+    runs: float | None = setting(
+        "mean of the number of runs, which is drawn and stays secret; null: as many as there are settings",
+        at_least=1,
+        at_most=1000,
+    )
+    held_out: float = setting(
+        "share of the private examples, or people, that is not trained on: one half chooses, the other measures",
+        over=0,
+        below=1,
+    )
+    words: list[str] = setting("further settings, of pubsel run")
+    dry: bool = setting("print the plan only", neutral=True)
+
+
+@dataclass
 class PredictConfig:
     """`pubsel predict`."""
 
@@ -796,6 +824,7 @@ def is_weak(delta: float, n: int) -> bool:
 SCHEMAS: dict[str, type] = {
     "run": RunConfig,
     "fit": FitConfig,
+    "tune": TuneConfig,
     "predict": PredictConfig,
     "export": ExportConfig,
     "rank": RankConfig,
