@@ -437,7 +437,10 @@ WORK = {
         gsd, {"m": 2000, "network": "fmnist_cnn", "runs": 1}, None, {"m": 40, "network": "fmnist_cnn"}
     ),
     "otdd": Work(
-        otdd_gaussian, *({"m": m, "d": d, "classes": c} for m, d, c in ((2000, 784, 10), (250, 784, 5), (20, 8, 2)))
+        otdd_gaussian,
+        {"m": 2000, "d": 784, "classes": 10},
+        {"m": 250, "d": 784, "classes": 5},
+        {"m": 20, "d": 8, "classes": 2},
     ),
     "frechet": Work(frechet_distance, {"m": 2000, "d": 1280}, None, {"m": 40, "d": 8}),
     "task2vec_fmnist_cnn": Work(

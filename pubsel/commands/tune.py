@@ -272,7 +272,7 @@ def _released(tuning: Tuning, plan: str) -> dict[str, Any]:
         budget = cell.budget
         decides = {"runs": tuning.runs, "epsilon": budget.epsilon, "delta": budget.delta, "each": tuning.epsilon}
         public = [] if task.public is None else [task.public]
-        spending = Spending(task.private, budget.epsilon, budget.delta)
+        spending = Spending(task.private, budget.epsilon, budget.delta, task.original)
         secret = cell.streams.secret(RUNS, units_of(task), public, {}, decides, spending)
         drawn = released_once(cell.folder / "draws.pt", secret, lambda: {"candidates": draw(tuning, secret)})
 
