@@ -275,6 +275,18 @@ def test_what_no_guarantee_covers_is_refused_before_anything_is_spent(words, mes
     assert not [*Path("results").glob("runs/*/*")]
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_budget_of_the_data_knows_what_tuning_spends(cli: Cli, monkeypatch) -> None:
+    drawing(monkeypatch, 0, 1)
+    made = watched(monkeypatch)
+    code, _, err = cli(*tuned("budget=7.5"))
+    assert code == 1
+    assert "spent epsilon 0 of 7.5 for one image; this would add 8, and 7.5 is left" in err
+    assert (made, ledger.ledgers("results")) == ([], [])
+    done(cli, *tuned("budget=12"))
+    assert "budget 12: epsilon 8 is spent for one image, 4 is left" in done(cli, "runs", "budget")[0]
+
+
 def test_without_settings_there_is_nothing_to_choose(cli: Cli) -> None:
     assert 'pubsel tune FOLDER over="KEY=A,B"' in failed(cli, "tune", "./mine")
 
