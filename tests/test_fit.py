@@ -332,6 +332,7 @@ def test_errors_name_keys_of_this_command(words, message, capsys, home, monkeypa
 
 REACH = {  # key -> another value, and what it changes in the settings of the run
     "seed": (3, "seed"),
+    "budget": (7, "budget"),
     "threads": (2, "threads"),
     "download": ("false", "download"),
     "device": ("cuda", "device"),
