@@ -280,7 +280,7 @@ def test_a_budget_of_the_data_knows_what_tuning_spends(cli: Cli, monkeypatch) ->
     drawing(monkeypatch, 0, 1)
     made = watched(monkeypatch)
     code, _, err = cli(*tuned("budget=7.5"))
-    assert code == 1
+    assert code == 2
     assert "spent epsilon 0 of 7.5 for one image; this would add 8, and 7.5 is left" in err
     assert (made, ledger.ledgers("results")) == ([], [])
     done(cli, *tuned("budget=12"))
