@@ -30,13 +30,10 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from hydra import compose
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import records as results
@@ -44,6 +41,7 @@ from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
+from pubsel.settings.cells import Cells
 from pubsel.settings.identity import as_json, run_name
 from pubsel.settings.keys import SCHEMAS, MakeConfig, RankConfig, RunConfig
 from pubsel.settings.schema import check, in_types, neutral
@@ -137,82 +135,48 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
 
 @dataclass
 class Composer:
-    """A composer of the cells of a command's sweeps as Hydra does, within a command of Hydra. Of cells that differ in
-    values alone, and not in the options of a group, one is composed and the others are changed copies: composing each
-    of thousands of cells takes minutes."""
+    """The cells of a command's sweeps, within a command of Hydra; composing each of thousands takes minutes."""
 
     command: str  # of SWEPT
-    parser: OverridesParser = field(default_factory=OverridesParser.create)
-    parsed: dict[str, Override] = field(default_factory=dict)  # by the word
-    whole: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
-    last: tuple[Any, DictConfig] = (None, DictConfig({}))  # what the last cell set, and its values
     with_hydra: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
-    groups: dict[str, bool] = field(default_factory=dict)  # keys, and whether they choose options
     numbers: dict[str, float] = field(default_factory=dict)  # of words that were checked, of the keys of PROBES
     texts: dict[tuple[str, ...], str] = field(default_factory=dict)  # settings as JSON, by words with PROBES
+    words: Cells = field(init=False)
+
+    def __post_init__(self) -> None:
+        # in the types of the settings, so that a check of them is short
+        def typed(words: list[str]) -> DictConfig:
+            whole = self._with_hydra(tuple(words))
+            alone = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
+            return in_types(SCHEMAS[self.command], alone)
+
+        self.words = Cells(typed, lambda key: GlobalHydra.instance().config_loader().get_group_options(key))
 
     def cells(self, words: Sequence[str], public: str | None = None) -> list[list[str]]:
         """Return the words of each cell of a sweep, the sweep of an experiment included. public: in place of the single
         public sets that the sweep goes through."""
-        parsed = self.parser.parse_overrides(list(words))
+        parsed = [self.words.read(word) for word in words]
         # the words that are the same in all cells choose the experiment, which may have a sweep
-        _, options = self._apart([word for word in parsed if not word.is_sweep_override()])
+        _, options = self.words.apart([word for word in parsed if not word.is_sweep_override()])
         params = self._with_hydra(options).hydra.sweeper.get("params") or {}
-        swept = [*self.parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *parsed]
+        swept = [*(self.words.read(f"{key}={value}") for key, value in params.items()), *parsed]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         # combined public sets, such as [a,b], are what a table is about: they stay
         goes = list(last[0].sweep_string_iterator()) if last and last[0].is_sweep_override() else []
         if public is not None and goes and not any(value.startswith("[") for value in goes):
-            swept += self.parser.parse_overrides([f"pair.public={public}"])
+            swept.append(self.words.read(f"pair.public={public}"))
         (cells,) = BasicSweeper.split_arguments(swept, None)
         return [list(cell) for cell in cells]
 
     def composed(self, cell: Sequence[str]) -> DictConfig:
         """Return the values of a cell, in the types of the command's settings, until those of the next cell."""
-        values, options = self._apart([self._read(word) for word in cell])
-        if options not in self.whole:
-            alone = OmegaConf.masked_copy(
-                whole := self._with_hydra(options), [str(key) for key in whole if key != "hydra"]
-            )
-            self.whole[options] = in_types(SCHEMAS[self.command], alone)
-
-        # the next cell often sets the same keys, whose values replace these; but a mapping would be merged
-        same = [word.input_line if isinstance(word.value(), dict) else word.key_or_group for word in values]
-        if self.last[0] != (key := (options, same)):
-            self.last = key, self.whole[options].copy()
-        try:
-            ConfigLoaderImpl._apply_overrides_to_config(values, self.last[1])
-        except (ConfigCompositionException, AttributeError):  # a wrong value, or a mapping in place of null
-            self.last = None, DictConfig({})
-            return compose(self.command, list(cell))
-        return self.last[1]
+        values = self.words.composed(cell)
+        return compose(self.command, list(cell)) if values is None else values
 
     def _with_hydra(self, options: tuple[str, ...]) -> DictConfig:
         if options not in self.with_hydra:
             self.with_hydra[options] = compose(self.command, list(options), return_hydra_config=True)
         return self.with_hydra[options]
-
-    def _read(self, word: str) -> Override:
-        if word not in self.parsed:
-            (self.parsed[word],) = self.parser.parse_overrides([word])
-        return self.parsed[word]
-
-    def _apart(self, words: Sequence[Override]) -> tuple[list[Override], tuple[str, ...]]:
-        """Return the words that change values alone, and the others, which choose options, add or remove."""
-        values, options = list[Override](), list[str]()
-        for word in words:
-            chooses = self.chooses(word.key_or_group) and not isinstance(word.value(), dict)
-            if word.is_add() or word.is_delete() or chooses:
-                options.append(str(word.input_line))
-            else:
-                values.append(word)
-        return values, tuple(options)
-
-    def chooses(self, key: str) -> bool:
-        """Return whether a key chooses an option of conf/."""
-        if key not in self.groups:
-            self.groups[key] = bool(GlobalHydra.instance().config_loader().get_group_options(key))
-        return self.groups[key]
 
     def cell(self, words: list[str]) -> SweptCell:
         """Return a cell with the name that its record has, or will have."""
@@ -230,8 +194,8 @@ class Composer:
         from pubsel.rules import canonical  # and with it torch
 
         # the last word of a key counts; settings leave out a default, which 0 may be
-        last = {self._read(word).key_or_group: word for word in words}
-        values: dict[str, Any] = {key: self._read(last[key]).value() for key in PROBES if key in last}
+        last = {self.words.read(word).key_or_group: word for word in words}
+        values: dict[str, Any] = {key: self.words.read(last[key]).value() for key in PROBES if key in last}
         free = {key: last[key] for key, value in values.items() if type(value) in (int, float) and 0 < value < math.inf}
         if not self.numbers.keys() >= set(free.values()):
             checked = check(RunConfig, self.composed(words))
@@ -240,7 +204,7 @@ class Composer:
             return as_json(canonical(checked))
 
         probes = {word: f"{word.partition('=')[0]}={PROBES[key]}" for key, word in free.items()}
-        probed = tuple(probes.get(last[self._read(word).key_or_group], word) for word in words)
+        probed = tuple(probes.get(last[self.words.read(word).key_or_group], word) for word in words)
         if probed not in self.texts:
             self.texts[probed] = json.dumps(as_json(canonical(check(RunConfig, self.composed(probed)))), default=str)
         text = self.texts[probed]
