@@ -169,7 +169,7 @@ class Basic(BasicLauncher):
     """Hydra's own launcher, except that cells which choose the same options are composed once."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from pubsel.settings.cells import Loader
+        from pubsel.settings.copies import Loader
 
         loader = Loader(hydra_context.config_loader)
         once = dataclasses.replace(hydra_context, config_loader=loader)

@@ -1,6 +1,7 @@
 """`pubsel make`: which cells a table or figure has, which of them are there, and that only the others are run."""
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -195,6 +196,13 @@ def test_public_takes_the_place_of_the_sets_that_a_sweep_goes_through(composers:
 def test_public_takes_the_place_of_the_sets_of_a_figure(cli: Cli) -> None:
     out, _ = done(cli, "make", "gsd_figure1", "dry=true", "public=mnist,svhn", "seed=3", "results=there")
     assert "sets=[mnist,svhn] seed=3 results=there" in out.splitlines()[2].replace("'", "")
+
+
+def test_a_key_that_few_options_have_is_set_in_a_sweep_as_in_a_command(composers: dict[str, make.Composer]) -> None:
+    """Hydra would have refused the cells: the option has no such key."""
+    words = next(step.words for step in make.steps_of("recipes_flowers5") if "label=stages" in step.words)
+    (cell, *_) = composers["run"].cells(words)
+    assert compose("run", cell).model.backbone.stages is True
 
 
 # What is there
@@ -488,3 +496,9 @@ def test_each_table_of_conf_has_a_target() -> None:
     with contextlib.suppress(UsageError):
         make.steps_of("mine")  # of another folder
         raise AssertionError
+
+
+def test_a_listing_is_made_without_looking_for_garbage(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setattr(make.Steps, "listing", lambda *_: f"collects: {gc.isenabled()}")
+    assert done(cli, "make", "mine", *HERE, "dry=true")[0].strip() == "collects: False"
+    assert gc.isenabled()

@@ -16,6 +16,7 @@ keys are what the file gives it; a part for which it gives null has no such comm
 is put before the words of each run.
 """
 
+import gc
 import json
 import math
 import shlex
@@ -34,17 +35,18 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
-from pubsel.settings.cells import Cells
+from pubsel.settings.compose import renamed
+from pubsel.settings.copies import CellCopies, settings_part
 from pubsel.settings.identity import as_json, run_name
 from pubsel.settings.keys import SCHEMAS, MakeConfig, RankConfig, RunConfig
-from pubsel.settings.schema import check, in_types, neutral
+from pubsel.settings.schema import check, neutral
 
 SWEPT = ("run", "rank")
 # keys of a run on whose positive numbers no rule depends; each with one that is in no file
@@ -125,7 +127,8 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
             if command == "make":
                 steps += steps_of(written.strip(), (*within, stem))
             else:
-                steps.append(Step(stem, command, shlex.split(written)))
+                several = shlex.split(written)
+                steps.append(Step(stem, command, renamed(command, several) if command in SWEPT else several))
 
     return [*steps, Step(stem, "table", [stem])] if isinstance(work, Spec) else steps
 
@@ -141,16 +144,13 @@ class Composer:
     with_hydra: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
     numbers: dict[str, float] = field(default_factory=dict)  # of words that were checked, of the keys of PROBES
     texts: dict[tuple[str, ...], str] = field(default_factory=dict)  # settings as JSON, by words with PROBES
-    words: Cells = field(init=False)
+    words: CellCopies = field(init=False)
 
     def __post_init__(self) -> None:
-        # in the types of the settings, so that a check of them is short
-        def typed(words: list[str]) -> DictConfig:
-            whole = self._with_hydra(tuple(words))
-            alone = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-            return in_types(SCHEMAS[self.command], alone)
-
-        self.words = Cells(typed, lambda key: GlobalHydra.instance().config_loader().get_group_options(key))
+        self.words = CellCopies(
+            lambda words: settings_part(SCHEMAS[self.command], self._with_hydra(tuple(words))),
+            lambda key: GlobalHydra.instance().config_loader().get_group_options(key),
+        )
 
     def cells(self, words: Sequence[str], public: str | None = None) -> list[list[str]]:
         """Return the words of each cell of a sweep, the sweep of an experiment included. public: in place of the single
@@ -317,7 +317,12 @@ def run(settings: MakeConfig, start: Start) -> str:
     folder, steps = Path(settings.results), steps_of(settings.name)
     plan = Steps(settings, folder)
     if settings.dry:
-        return plan.listing(settings.name, steps)
+        # little of it is garbage in cycles, and looking for that among thousands of records takes a sixth of the time
+        gc.disable()
+        try:
+            return plan.listing(settings.name, steps)
+        finally:
+            gc.enable()
 
     # the cells of sweeps that follow each other are one sweep, so that a launcher is busy to the end
     for (command, seeds), together in groupby(steps, key=lambda step: (swept_by(step), step.command == "more_seeds")):

@@ -4,18 +4,23 @@ the values of the others are set in it, since a composition takes longer than al
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.base import Node
+from omegaconf.errors import OmegaConfBaseException
+
+from pubsel.settings.keys import SCHEMAS
+from pubsel.settings.schema import in_types
 
 
 @dataclass
-class Cells:
+class CellCopies:
     """Configurations of cells, which share what the same words lead to.
 
     compose: composes words as Hydra does. options: returns the options of a group, none for any other key.
@@ -86,22 +91,45 @@ class Loader(ConfigLoaderImpl):
 
     def __init__(self, loader: ConfigLoader):
         super().__init__(loader.get_search_path())
-        self.cells: Cells | None = None
+        self.copies: CellCopies | None = None
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """Return the configuration of a cell, in nothing different from Hydra's."""
+        """Return the configuration of a cell, which is Hydra's, in the types of the command's settings if they fit; so
+        a key of these that no file of conf/ has needs no +."""
         hydra = super().load_sweep_config
-        if self.cells is None:
-            self.cells = Cells(lambda words: hydra(master_config, words), self.get_group_options)
-        whole = self.cells.composed(sweep_overrides)
+        schema = SCHEMAS[master_config.hydra.job.config_name]
+        if self.copies is None:
+            self.copies = CellCopies(
+                lambda words: with_types(schema, hydra(master_config, words)), self.get_group_options
+            )
+        whole = self.copies.composed(sweep_overrides)
         # another search path may have groups that this loader does not know
         if whole is None or whole.hydra.searchpath:
             return hydra(master_config, sweep_overrides)
 
-        config = copy.deepcopy(whole)
-        words, job = [self.cells.read(word) for word in sweep_overrides], config.hydra.job
+        OmegaConf.copy_cache(master_config, whole)
+        OmegaConf.set_readonly(whole.hydra, False)  # the cell before has closed it
+        words, job = [self.copies.read(word) for word in sweep_overrides], whole.hydra.job
         task = [word for word in words if not word.is_hydra_override()]
-        config.hydra.overrides.task = [word.input_line for word in task]
+        whole.hydra.overrides.task = [word.input_line for word in task]
         about = job.config.override_dirname
         job.override_dirname = get_overrides_dirname(task, about.exclude_keys, about.item_sep, about.kv_sep)
-        return config
+        return whole  # a job changes no more of it than what launchers set in every cell
+
+
+def with_types(schema: Any, whole: DictConfig) -> DictConfig:
+    """Return a configuration of Hydra's in the types of a command's settings, for which a check of them is short; as it
+    is if they do not fit, for which that check has the message."""
+    try:
+        values = settings_part(schema, whole)
+    except OmegaConfBaseException:
+        return whole
+    with open_dict(values):
+        values.hydra = whole._get_node("hydra")
+    OmegaConf.set_struct(values, True)  # as Hydra does: a new key of a free mapping needs a +
+    return values
+
+
+def settings_part(schema: Any, whole: DictConfig) -> DictConfig:
+    """Return the settings in a configuration of Hydra's, in their types."""
+    return in_types(schema, OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"]))
