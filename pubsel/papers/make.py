@@ -44,12 +44,12 @@ from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
 from pubsel.settings.compose import renamed
 from pubsel.settings.copies import CellCopies, settings_part
-from pubsel.settings.identity import as_json, run_name
+from pubsel.settings.identity import as_json, default_of, run_name
 from pubsel.settings.keys import SCHEMAS, MakeConfig, RankConfig, RunConfig
-from pubsel.settings.schema import check, neutral
+from pubsel.settings.schema import check, leaves, neutral
 
 SWEPT = ("run", "rank")
-# keys of a run on whose positive numbers no rule depends; each with one that is in no file
+# keys of a run on whose positive numbers, and on seed 0, no rule depends; each with a number that is in no file
 PROBES = {"seed": 987_654_321, "epsilon": 0.24681357, "training.learning_rate": 0.013579246}
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")
 Start = Callable[[str, list[str]], int]  # a command and its words; its exit code
@@ -193,10 +193,11 @@ class Composer:
         the text of these numbers, wherever they are."""
         from pubsel.rules import canonical  # and with it torch
 
-        # the last word of a key counts; settings leave out a default, which 0 may be
+        # the last word of a key counts; epsilon 0 and a rate of 0 are others
         last = {self.words.read(word).key_or_group: word for word in words}
         values: dict[str, Any] = {key: self.words.read(last[key]).value() for key in PROBES if key in last}
-        free = {key: last[key] for key, value in values.items() if type(value) in (int, float) and 0 < value < math.inf}
+        numbers = {key: value for key, value in values.items() if type(value) in (int, float)}
+        free = {key: last[key] for key, value in numbers.items() if 0 < value < math.inf or (key, value) == ("seed", 0)}
         if not self.numbers.keys() >= set(free.values()):
             checked = check(RunConfig, self.composed(words))
             settled = {key: attrgetter(key)(checked) for key in free}
@@ -210,7 +211,13 @@ class Composer:
         text = self.texts[probed]
         for key, word in free.items():
             text = text.replace(str(PROBES[key]), str(self.numbers[word]))
-        return json.loads(text)
+        settings: dict[str, Any] = json.loads(text)
+        # settings leave out a default, which a key that follows seed 0 has
+        for key, value in [*leaves(settings)] if values.get("seed") == 0 else []:
+            group, _, name = key.rpartition(".")
+            if value == 0 == default_of(key):
+                del results.at(settings, group)[name]
+        return settings
 
 
 def seeded(
