@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,6 +21,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, filter_overrides
 from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pubsel.files import plain
@@ -38,6 +40,13 @@ class SweeperConf:
     max_batch_size: int | None = None
     params: dict[str, str] | None = None
     cells: str | None = None  # a file with a cell in each line: its words, which stand behind those of the command
+
+
+@dataclass
+class BasicConf:
+    """hydra/launcher=basic: one after the other, in this process."""
+
+    _target_: str = f"{__name__}.Basic"
 
 
 @dataclass
@@ -90,6 +99,7 @@ def register() -> None:
     Plugins.instance()
     store = ConfigStore.instance().store
     store("basic", SweeperConf, "hydra/sweeper")
+    store("basic", BasicConf, "hydra/launcher")
     store("joblib", JoblibConf, "hydra/launcher")
     store("submitit_local", LocalConf, "hydra/launcher")
     store("submitit_slurm", SlurmConf, "hydra/launcher")
@@ -153,6 +163,17 @@ class Sweeper(BasicSweeper):
                 chosen.append(overrides)
             seen |= new
         super().validate_batch_is_legal(chosen)
+
+
+class Basic(BasicLauncher):
+    """Hydra's own launcher, except that cells which choose the same options are composed once."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from pubsel.settings.copies import Loader
+
+        loader = Loader(hydra_context.config_loader)
+        once = dataclasses.replace(hydra_context, config_loader=loader)
+        super().setup(hydra_context=once, task_function=task_function, config=config)
 
 
 class _Many(Launcher):

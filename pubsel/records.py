@@ -677,15 +677,19 @@ def provenance() -> dict[str, Any]:
 
     No host name, no user name and no path.
     """
+    hardware = f"{processor()}, {os.cpu_count()} cores"
+    return {"numbers": NUMBERS, "versions": {**_versions()}, "commit": _commit(_HERE.parent), "hardware": hardware}
+
+
+@cache
+def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {"python": platform.python_version(), "pubsel": __version__}
     for package in ("torch", "numpy", "opacus", "prv-accountant"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
-
-    hardware = f"{processor()}, {os.cpu_count()} cores"
-    return {"numbers": NUMBERS, "versions": versions, "commit": _commit(_HERE.parent), "hardware": hardware}
+    return versions
 
 
 def guarantee_kind(record: dict[str, Any]) -> str:
@@ -764,19 +768,18 @@ def _sources(module: str) -> bytes:
 def _commit(checkout: Path) -> str | None:
     """Return HEAD of `checkout`, with "-dirty" if pubsel/ or conf/ differ from it; None if it is not the top of a
     checkout."""
-
-    def git(*words: str) -> str:
-        command = ["git", "--no-optional-locks", "-C", str(checkout), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-
+    if not (checkout / ".git").exists():
+        return None  # installed somewhere below another project's checkout
+    status = ["git", "--no-optional-locks", "-C", str(checkout), "status", "--porcelain=v2", "--branch"]
     try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
-            return None  # installed somewhere below another project's checkout
-        head = git("rev-parse", "--verify", "HEAD")
-        changed = git("status", "--porcelain", "--", "pubsel", "conf")
-        return f"{head}-dirty" if changed else head
+        done = subprocess.run([*status, "--", "pubsel", "conf"], capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
+    # the first lines are about the branch
+    lines = done.stdout.splitlines()
+    head = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), "(initial)")
+    dirty = any(not line.startswith("#") for line in lines)
+    return None if head == "(initial)" else f"{head}-dirty" if dirty else head
 
 
 def processor() -> str:

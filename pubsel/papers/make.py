@@ -16,6 +16,7 @@ keys are what the file gives it; a part for which it gives null has no such comm
 is put before the words of each run.
 """
 
+import gc
 import json
 import math
 import shlex
@@ -30,26 +31,25 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from hydra import compose
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import ConfigCompositionException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.papers import draw, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
-from pubsel.settings.identity import as_json, run_name
+from pubsel.settings.compose import renamed
+from pubsel.settings.copies import CellCopies, settings_part
+from pubsel.settings.identity import as_json, default_of, run_name
 from pubsel.settings.keys import SCHEMAS, MakeConfig, RankConfig, RunConfig
-from pubsel.settings.schema import check, in_types, neutral
+from pubsel.settings.schema import check, leaves, neutral
 
 SWEPT = ("run", "rank")
-# keys of a run on whose positive numbers no rule depends; each with one that is in no file
+# keys of a run on whose positive numbers, and on seed 0, no rule depends; each with a number that is in no file
 PROBES = {"seed": 987_654_321, "epsilon": 0.24681357, "training.learning_rate": 0.013579246}
 KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")
 Start = Callable[[str, list[str]], int]  # a command and its words; its exit code
@@ -127,7 +127,8 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
             if command == "make":
                 steps += steps_of(written.strip(), (*within, stem))
             else:
-                steps.append(Step(stem, command, shlex.split(written)))
+                several = shlex.split(written)
+                steps.append(Step(stem, command, renamed(command, several) if command in SWEPT else several))
 
     return [*steps, Step(stem, "table", [stem])] if isinstance(work, Spec) else steps
 
@@ -137,82 +138,45 @@ def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
 
 @dataclass
 class Composer:
-    """A composer of the cells of a command's sweeps as Hydra does, within a command of Hydra. Of cells that differ in
-    values alone, and not in the options of a group, one is composed and the others are changed copies: composing each
-    of thousands of cells takes minutes."""
+    """The cells of a command's sweeps, within a command of Hydra; composing each of thousands takes minutes."""
 
     command: str  # of SWEPT
-    parser: OverridesParser = field(default_factory=OverridesParser.create)
-    parsed: dict[str, Override] = field(default_factory=dict)  # by the word
-    whole: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
-    last: tuple[Any, DictConfig] = (None, DictConfig({}))  # what the last cell set, and its values
     with_hydra: dict[tuple[str, ...], DictConfig] = field(default_factory=dict)  # by what is composed
-    groups: dict[str, bool] = field(default_factory=dict)  # keys, and whether they choose options
     numbers: dict[str, float] = field(default_factory=dict)  # of words that were checked, of the keys of PROBES
     texts: dict[tuple[str, ...], str] = field(default_factory=dict)  # settings as JSON, by words with PROBES
+    words: CellCopies = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.words = CellCopies(
+            lambda words: settings_part(SCHEMAS[self.command], self._with_hydra(tuple(words))),
+            lambda key: GlobalHydra.instance().config_loader().get_group_options(key),
+        )
 
     def cells(self, words: Sequence[str], public: str | None = None) -> list[list[str]]:
         """Return the words of each cell of a sweep, the sweep of an experiment included. public: in place of the single
         public sets that the sweep goes through."""
-        parsed = self.parser.parse_overrides(list(words))
+        parsed = [self.words.read(word) for word in words]
         # the words that are the same in all cells choose the experiment, which may have a sweep
-        _, options = self._apart([word for word in parsed if not word.is_sweep_override()])
+        _, options = self.words.apart([word for word in parsed if not word.is_sweep_override()])
         params = self._with_hydra(options).hydra.sweeper.get("params") or {}
-        swept = [*self.parser.parse_overrides([f"{key}={value}" for key, value in params.items()]), *parsed]
+        swept = [*(self.words.read(f"{key}={value}") for key, value in params.items()), *parsed]
         last = [word for word in swept if word.key_or_group == "pair.public"][-1:]
         # combined public sets, such as [a,b], are what a table is about: they stay
         goes = list(last[0].sweep_string_iterator()) if last and last[0].is_sweep_override() else []
         if public is not None and goes and not any(value.startswith("[") for value in goes):
-            swept += self.parser.parse_overrides([f"pair.public={public}"])
+            swept.append(self.words.read(f"pair.public={public}"))
         (cells,) = BasicSweeper.split_arguments(swept, None)
         return [list(cell) for cell in cells]
 
     def composed(self, cell: Sequence[str]) -> DictConfig:
         """Return the values of a cell, in the types of the command's settings, until those of the next cell."""
-        values, options = self._apart([self._read(word) for word in cell])
-        if options not in self.whole:
-            alone = OmegaConf.masked_copy(
-                whole := self._with_hydra(options), [str(key) for key in whole if key != "hydra"]
-            )
-            self.whole[options] = in_types(SCHEMAS[self.command], alone)
-
-        # the next cell often sets the same keys, whose values replace these; but a mapping would be merged
-        same = [word.input_line if isinstance(word.value(), dict) else word.key_or_group for word in values]
-        if self.last[0] != (key := (options, same)):
-            self.last = key, self.whole[options].copy()
-        try:
-            ConfigLoaderImpl._apply_overrides_to_config(values, self.last[1])
-        except (ConfigCompositionException, AttributeError):  # a wrong value, or a mapping in place of null
-            self.last = None, DictConfig({})
-            return compose(self.command, list(cell))
-        return self.last[1]
+        values = self.words.composed(cell)
+        return compose(self.command, list(cell)) if values is None else values
 
     def _with_hydra(self, options: tuple[str, ...]) -> DictConfig:
         if options not in self.with_hydra:
             self.with_hydra[options] = compose(self.command, list(options), return_hydra_config=True)
         return self.with_hydra[options]
-
-    def _read(self, word: str) -> Override:
-        if word not in self.parsed:
-            (self.parsed[word],) = self.parser.parse_overrides([word])
-        return self.parsed[word]
-
-    def _apart(self, words: Sequence[Override]) -> tuple[list[Override], tuple[str, ...]]:
-        """Return the words that change values alone, and the others, which choose options, add or remove."""
-        values, options = list[Override](), list[str]()
-        for word in words:
-            chooses = self.chooses(word.key_or_group) and not isinstance(word.value(), dict)
-            if word.is_add() or word.is_delete() or chooses:
-                options.append(str(word.input_line))
-            else:
-                values.append(word)
-        return values, tuple(options)
-
-    def chooses(self, key: str) -> bool:
-        """Return whether a key chooses an option of conf/."""
-        if key not in self.groups:
-            self.groups[key] = bool(GlobalHydra.instance().config_loader().get_group_options(key))
-        return self.groups[key]
 
     def cell(self, words: list[str]) -> SweptCell:
         """Return a cell with the name that its record has, or will have."""
@@ -229,10 +193,11 @@ class Composer:
         the text of these numbers, wherever they are."""
         from pubsel.rules import canonical  # and with it torch
 
-        # the last word of a key counts; settings leave out a default, which 0 may be
-        last = {self._read(word).key_or_group: word for word in words}
-        values: dict[str, Any] = {key: self._read(last[key]).value() for key in PROBES if key in last}
-        free = {key: last[key] for key, value in values.items() if type(value) in (int, float) and 0 < value < math.inf}
+        # the last word of a key counts; epsilon 0 and a rate of 0 are others
+        last = {self.words.read(word).key_or_group: word for word in words}
+        values: dict[str, Any] = {key: self.words.read(last[key]).value() for key in PROBES if key in last}
+        numbers = {key: value for key, value in values.items() if type(value) in (int, float)}
+        free = {key: last[key] for key, value in numbers.items() if 0 < value < math.inf or (key, value) == ("seed", 0)}
         if not self.numbers.keys() >= set(free.values()):
             checked = check(RunConfig, self.composed(words))
             settled = {key: attrgetter(key)(checked) for key in free}
@@ -240,13 +205,19 @@ class Composer:
             return as_json(canonical(checked))
 
         probes = {word: f"{word.partition('=')[0]}={PROBES[key]}" for key, word in free.items()}
-        probed = tuple(probes.get(last[self._read(word).key_or_group], word) for word in words)
+        probed = tuple(probes.get(last[self.words.read(word).key_or_group], word) for word in words)
         if probed not in self.texts:
             self.texts[probed] = json.dumps(as_json(canonical(check(RunConfig, self.composed(probed)))), default=str)
         text = self.texts[probed]
         for key, word in free.items():
             text = text.replace(str(PROBES[key]), str(self.numbers[word]))
-        return json.loads(text)
+        settings: dict[str, Any] = json.loads(text)
+        # settings leave out a default, which a key that follows seed 0 has
+        for key, value in [*leaves(settings)] if values.get("seed") == 0 else []:
+            group, _, name = key.rpartition(".")
+            if value == 0 == default_of(key):
+                del results.at(settings, group)[name]
+        return settings
 
 
 def seeded(
@@ -353,7 +324,12 @@ def run(settings: MakeConfig, start: Start) -> str:
     folder, steps = Path(settings.results), steps_of(settings.name)
     plan = Steps(settings, folder)
     if settings.dry:
-        return plan.listing(settings.name, steps)
+        # little of it is garbage in cycles, and looking for that among thousands of records takes a sixth of the time
+        gc.disable()
+        try:
+            return plan.listing(settings.name, steps)
+        finally:
+            gc.enable()
 
     # the cells of sweeps that follow each other are one sweep, so that a launcher is busy to the end
     for (command, seeds), together in groupby(steps, key=lambda step: (swept_by(step), step.command == "more_seeds")):

@@ -2,6 +2,7 @@
 names by `_target_`; and the names that options give to methods."""
 
 import contextlib
+import copy
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from pubsel.settings.schema import check, check_name
 T = TypeVar("T")
 
 GROUPS = ("algorithm", "distance")
+_CHECKED: dict[tuple[type, str], Any] = {}  # instances, by class and values
 
 
 def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
@@ -40,7 +42,13 @@ def instance(group: str, base: type[T], values: dict[str, Any]) -> T:
 
     if not issubclass(cls, base):
         raise UsageError(f"{group}._target_={target}: give a subclass of {base.__module__}.{base.__name__}")
-    return check(cls, {key: value for key, value in values.items() if key != "_target_"}, group)
+
+    # cells of a sweep differ in other settings
+    key = cls, repr(values)
+    if key not in _CHECKED:
+        _CHECKED[key] = check(cls, {key: value for key, value in values.items() if key != "_target_"}, group)
+    checked: T = copy.deepcopy(_CHECKED[key])
+    return checked
 
 
 def typed(group: str, method: Any, values: dict[str, Any]) -> dict[str, Any]:
