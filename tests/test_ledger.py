@@ -77,8 +77,20 @@ def test_noise_of_the_operating_system_is_new_each_time(tmp_path: Path) -> None:
 
 
 def test_what_reads_nothing_is_left_out(tmp_path: Path) -> None:
-    note(tmp_path, "content", SEEDED._replace(epsilon=0.0))
+    note(tmp_path, "content", SEEDED._replace(epsilon=0.0, delta=0.0))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_delta_alone_is_listed_and_capped(tmp_path: Path) -> None:
+    """With so small an epsilon that its accountant finds 0, noise still has a delta."""
+    assert accountant.plan(1e-14, 1e-3, 1.0, 2, 1.0).epsilon == 0
+    release = SECURE._replace(epsilon=0.0, delta=1e-3, cap=Cap(1.0, 1.5e-3))
+    note(tmp_path, "content", release)
+    with pytest.raises(UserError, match=r"has spent delta 0\.001 of 0\.0015"):
+        note(tmp_path, "content", release)
+    assert cost_of(lines(tmp_path)) == Spent(0.0, 1e-3, 1)
+    stated = {"identity": "lost", "private": "digits", "privacy": {"epsilon": 0.0, "delta": 1e-3}}
+    assert [line["delta"] for line in ledger.lacking([], [stated])] == [1e-3]
 
 
 @pytest.mark.attack

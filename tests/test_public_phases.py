@@ -12,6 +12,7 @@ from pubsel.algorithms import View
 from pubsel.algorithms.dp_md import alpha
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.second_phase import SecondPhase, by_views
+from pubsel.cell import Cell
 from pubsel.cli import main
 from pubsel.data import Split, Task
 from pubsel.data.augment import augmented
@@ -23,10 +24,11 @@ from pubsel.models.trained import head
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
 from pubsel.records import read_records
-from pubsel.release.run import other_utilities
+from pubsel.release.run import check_sides, other_utilities
+from pubsel.rules import canonical
 from pubsel.settings.keys import Augment, Labels, Training
 from pubsel.training.loop import Job, fit
-from tests.made import build, hurtful, interrupted, secret, write_npz
+from tests.made import build, checked, hurtful, interrupted, secret, write_npz
 from tests.synthetic import secret_named
 
 
@@ -422,3 +424,19 @@ def test_settings_are_selected_by_public_labels_of_the_task_alone():
     task = Task(patterns(20, 3), patterns(20, 2), patterns(20, 3), 3, "accuracy", (0.5,), (0.5,), ())
     assert set(other_utilities(model, task)) == {"public"}
     assert other_utilities(model, task._replace(same_classes=False)) == {}
+
+
+def test_no_held_out_example_ends_a_run_that_measures_with_noise():
+    """Its output may not be finite, or its class may be the only other one: that it ends a run, no noise would hide."""
+    model = view(None).model
+    held = patterns(20, 3)
+    held.x[0] = math.inf
+    task = Task(patterns(20, 3), None, patterns(20, 3), 3, "balanced_accuracy", (0.5,), (0.5,), (), held)
+    assert other_utilities(model, task) == {}
+    one = task._replace(validation=patterns(20, 1))
+    assert other_utilities(model, one) == {}
+
+    cell = Cell.of(canonical(checked("run", "pair.validation=0.2", "privacy.measure=true", "epsilon=1")))
+    check_sides(cell, one)
+    with pytest.raises(UserError, match=r"pair.validation=0.2 has one"):
+        check_sides(cell._replace(budget=cell.budget._replace(measure=False)), one)

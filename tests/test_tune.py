@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pubsel.commands.replay  # noqa: F401  # which takes `run` when it is first imported, not one that a test watches
 from pubsel.commands import tune
 from pubsel.data import load
 from pubsel.messages import UsageError, UserError

@@ -169,10 +169,10 @@ def by_time(lines: Iterable[Line]) -> list[Line]:
 def note(results: Path | str, content: str, release: Entry) -> None:
     """Write a release of the private data with fingerprint `content` to the ledger, before its first noise is drawn.
 
-    A release at epsilon 0 reads nothing, and is left out. UserError if the line cannot be written, or if the release
-    would exceed the budget of the data: then nothing may be drawn.
+    A release at epsilon 0 and delta 0 reads nothing, and is left out. UserError if the line cannot be written, or if
+    the release would exceed the budget of the data: then nothing may be drawn.
     """
-    if not release.epsilon:
+    if not release.epsilon and not release.delta:
         return
 
     # the line comes before the noise: a crash between the two counts too much, never too little
@@ -336,7 +336,7 @@ def lacking(lines: Iterable[Line], records: Iterable[Mapping[str, Any]]) -> list
     for record in records:
         for what, key in ((UNLISTED, "privacy"), (MEASUREMENT, "quality.privacy")):
             stated = at(record, key)
-            if not isinstance(stated, dict) or not stated.get("epsilon"):
+            if not isinstance(stated, dict) or not (stated.get("epsilon") or stated.get("delta")):
                 continue
 
             name = record["identity"]
