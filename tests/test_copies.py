@@ -143,9 +143,10 @@ def test_a_sweep_composes_no_further_cell(monkeypatch: pytest.MonkeyPatch, folde
     """The first is composed four times: for Hydra's mode, for the sweep, to find wrong words, and to be run."""
     seen, composed, load = [], [], ConfigLoaderImpl.load_configuration
 
-    def do(command: str, values: DictConfig) -> None:
+    def do(command: str, values: DictConfig) -> str:
         job = HydraConfig.get()
         seen.append((check(SCHEMAS[command], values).seed, job.job.num, job.overrides.task[-1]))  # type: ignore[attr-defined]
+        return ""
 
     monkeypatch.setattr(cli, "_do", do)
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", lambda *a, **k: composed.append(a) or load(*a, **k))

@@ -115,7 +115,11 @@ def run(settings: TuneConfig) -> str:
                 return f"{plan}\ndry=true: nothing was trained, and nothing spent"
 
         record, is_new = records.recorded(folder, lambda: _released(tuning, plan))
-        shutil.rmtree(folder / RUNS, ignore_errors=True)
+        try:
+            if (folder / RUNS).exists():
+                shutil.rmtree(folder / RUNS)
+        except OSError as error:
+            say(f"warning: {folder / RUNS}: cannot be removed ({error.strerror}): delete it, no guarantee covers it")
         training.remove_unfinished(folder)
         if not is_new and has_paths([first.pair.private, *sets_of(first.pair)]):
             say(f"{name}: finished before; if its files have changed, delete {folder}{ledger.again(folder)}")

@@ -40,6 +40,7 @@ OS_NOISE = "operating system"
 MEASUREMENT = "measurement"  # of held-out examples
 UNLISTED = "in a record alone"  # the kind of a release, and the state of its line, if no ledger contains it
 ROUNDING = 1e-6  # of a sum of epsilons
+SUMMED = 1e-12  # rounding of a sum in another order
 UNCHANGED = "; nothing is released, so budget=... sets none"
 BUDGETS = "budgets"  # the file of the caps
 PERSON = ", for a person"  # how the words of a release go on, if people are protected
@@ -238,7 +239,7 @@ def _admit(folder: Path, keys: set[str], line: Line, cap: Cap | None) -> None:
         was, now = before.get(unit, Spent(0.0, 0.0, 0)), cost_of(of_unit)
         for part, most in holds._asdict().items():
             spent, total = getattr(was, part), getattr(now, part)
-            if most is not None and total > most * (1 + ROUNDING) and total > spent * (1 + ROUNDING):
+            if most is not None and total > most * (1 + ROUNDING) and total > spent * (1 + SUMMED):
                 need = holds._replace(**{part: float(at_most(total))})
                 raise UsageError(
                     f"budget: {line['private']} has spent {part} {at_most(spent)} of {most:.4g} for one {unit}; this "
