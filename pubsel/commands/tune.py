@@ -38,17 +38,18 @@ from pubsel.release import run as training
 from pubsel.rules import AUTO, canonical, check_measured, check_pair, has_paths, sets_of
 from pubsel.settings import own_folders
 from pubsel.settings.compose import composed, words_of
-from pubsel.settings.identity import as_json, folder_name, short_name
+from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
 from pubsel.settings.keys import POOL, Accounting, RunConfig, Take, TuneConfig
 from pubsel.settings.schema import check
 from pubsel.training import needs
-from pubsel.training.once import Prepared, released_once
+from pubsel.training.once import Prepared, planned_map, released_once
 
 WIDE = 0.1  # how far apart noise alone may set two scores, above which choosing hardly pays
 RUNS = "tuning"  # the folder of the runs, below that of what is released
 FAILED = "failed"  # a file in the folder of a run that gave no model
 MAY_DIFFER = ("model", "algorithm", "training", "label")  # of the settings; and of the pair:
 PUBLIC_PARTS = ("public", "m", "convert")
+CHOOSE = "choose among model, algorithm, training or public data"
 
 
 class Candidate(NamedTuple):
@@ -147,7 +148,7 @@ def grid(over: str) -> list[list[str]]:
 def _requested(settings: TuneConfig, words: list[str]) -> dict[str, RunConfig]:
     """Return the settings of a run with all of epsilon, by the words of each candidate. UsageError if they differ in
     what decides the side of a private unit, or the guarantee."""
-    requested = dict[str, RunConfig]()
+    requested, seen = dict[str, RunConfig](), dict[str, str]()
     for cell in grid(settings.over):
         with composed("run", [*words, *cell], next(iter(own_folders()), None)) as values:
             read = check(RunConfig, values)
@@ -159,6 +160,9 @@ def _requested(settings: TuneConfig, words: list[str]) -> dict[str, RunConfig]:
             raise UsageError(f"privacy.accounting={privacy.accounting.name}: no guarantee to compose: take prv")
         whole = replace(read, epsilon=settings.epsilon, pair=pair, privacy=privacy, distance=None)
         check_measured(canonical(whole))
+        before = seen.setdefault(identity_of(canonical(whole)), " ".join(cell))
+        if len(seen) == len(requested):
+            raise UsageError(f"over: {before}, {' '.join(cell)}: the same run: {CHOOSE}")
         requested[" ".join(cell)] = whole
 
     # a unit that trains in one run and scores in another would be in both sides of the guarantee
@@ -170,12 +174,13 @@ def _requested(settings: TuneConfig, words: list[str]) -> dict[str, RunConfig]:
     first, *others = requested.items()
     for cell_words, read in others:
         if fixed(read) != fixed(first[1]):
-            raise UsageError(f"over: {first[0]}, {cell_words}: choose among model, algorithm, training or public data")
+            raise UsageError(f"over: {first[0]}, {cell_words}: {CHOOSE}")
     return requested
 
 
 def _with_data(requested: dict[str, RunConfig]) -> Iterator[Candidate]:
-    """Yield each candidate with its data. UsageError for a delta that is too large for one of the three sides."""
+    """Yield each candidate with its data. UsageError for a delta that is too large for one of the three sides, and for
+    a run that would stop once it has begun."""
     tasks = dict[str, Task]()
     for words, read in requested.items():
         cell = Cell.of(canonical(read))
@@ -189,7 +194,9 @@ def _with_data(requested: dict[str, RunConfig]) -> Iterator[Candidate]:
         candidate = Candidate(words, read, cell, tasks[key])
         with _quiet():
             derived = cell.derived(candidate.task)
-            needs.check_memory(derived, candidate.task, derived.guarantee(candidate.task.units)[0], None)
+            plan, _, first = derived.guarantee(candidate.task.units)
+            needs.check_memory(derived, candidate.task, plan, None)
+            planned_map(derived, candidate.task, first)
         yield candidate
 
 
