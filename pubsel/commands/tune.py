@@ -257,6 +257,9 @@ def _plan(settings: TuneConfig, tuning: Tuning) -> Iterator[str]:
             "  warning: tuning can hardly pay here: a known setting with all of epsilon, or pubsel fit, is likely to "
             "be better; or raise epsilon or held_out, or lower runs"
         )
+    read = candidates[0].settings
+    if rest := ledger.left_for(read.results, read.pair.private, task.original, ledger.Cap.of(read.budget)):
+        yield f"  {rest}"
     yield f"  released: one model, its setting, and a noisy table of counts, with epsilon {budget.epsilon:g} for all"
 
 
