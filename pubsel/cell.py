@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from pubsel import algorithms, data, distances, models, records
-from pubsel.algorithms import Algorithm, Derives, Facts, Informed, Solves
+from pubsel.algorithms import Algorithm, Derives, Facts, Freezes, Informed, Solves
 from pubsel.data import Split, Task, features
 from pubsel.data.convert import Shape
 from pubsel.distances import Build
@@ -233,11 +233,11 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
             f"algorithm={algorithm.name} learns one class of each example, not several labels: take another "
             "algorithm, such as whitened_head"
         )
+    private, public = task.private, task.public
+    if private.x.dim() != 2 and isinstance(algorithm, Informed | Freezes):
+        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
     if not isinstance(algorithm, Informed):
         return algorithm
-    private, public = task.private, task.public
-    if private.x.dim() != 2:
-        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
 
     # facts that are public: sizes, classes, whose labels fit; of the noise its scale
     epsilon, several = budget.epsilon, private.y.dim() == 2

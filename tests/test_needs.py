@@ -73,7 +73,7 @@ def test_a_batch_of_any_size_is_summed_in_the_memory_of_one_pass(name):
 
 def test_more_of_anything_takes_more():
     assert of_training("gep", k=40)[2].training > of_training("gep", k=20)[2].training
-    assert of_training("gep", chunk=64)[2].passes == 8 * of_training("gep", chunk=8)[2].passes
+    assert of_training("gep", chunk=64, k=20)[2].passes == 8 * of_training("gep", chunk=8, k=20)[2].passes
 
 
 def test_frozen_layers_below_hold_nothing():

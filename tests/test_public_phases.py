@@ -334,6 +334,8 @@ def test_the_first_steps_train_the_head_alone():
     gradients = PerExampleGradients(v.model, 16, names=["1.weight"])
     with pytest.raises(UsageError, match="the head does not train"):
         build("second_phase", head_share=1).mechanism(v._replace(gradients=gradients), 0)
+    with pytest.raises(UsageError, match="the head does not train"):
+        build("second_phase", head_share=1).check(v._replace(gradients=gradients))
 
 
 # From the command line
@@ -388,6 +390,7 @@ def test_a_random_process_is_public_data(words, few_leaves, capsys):
 def test_what_needs_labels_refuses_a_random_process(words, says, few_leaves, capsys):
     assert main([*words, *few_leaves]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
+    assert not list(Path("results").glob("ledger/*.jsonl"))
 
 
 @pytest.mark.parametrize("distance", ["gsd", "mmd", "frechet", "otdd", "task2vec"])

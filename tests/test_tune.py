@@ -258,6 +258,8 @@ def test_a_unit_trains_or_chooses_or_measures(private, folder) -> None:
         (["over=training.learning_rate=interval(0,1)"], "give its values, KEY=A,B"),
         (["over=nonsense"], "over: cannot read 'nonsense': write KEY=A,B"),
         (["over=training.rate=1,2"], "unknown key training.rate"),
+        (["over=epsilon=1,2"], "over: epsilon=1, epsilon=2: the same run: choose among"),
+        (["over=training.momentum=0,0.0"], "the same run"),
         (["over=seed=0,1"], "choose among model, algorithm, training or public data"),
         (["over=pair.private=a.npz,b.npz"], "choose among model"),
         (["over=pair.seed=0,1"], "choose among model"),
@@ -277,9 +279,31 @@ def test_what_no_guarantee_covers_is_refused_before_anything_is_spent(words, mes
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("algorithm=noisy_sgd algorithm.steps=2 over=algorithm.k=2,3", "noisy_sgd learns a halfspace"),
+        ("algorithm=pillar over=algorithm.k=2,30", "algorithm.k=30 is more than the 25 features"),
+        ("algorithm=dp_pca algorithm.k=2 over=algorithm.share=0.1,0", "give it a share over 0"),
+        ("algorithm=dope_sgd over=algorithm.clip_norm=1,2", "dope_sgd needs public labels of the private task"),
+        ("model=linear over=algorithm=dp_sgd_clip1,pillar", "pillar takes features"),
+        ("over=algorithm=dp_sgd_clip1,dp_randp", "algorithm.head=temporary: a linear classifier is all head"),
+    ],
+)
+def test_a_run_that_would_stop_is_refused_before_anything_is_spent(words, message, cli: Cli, monkeypatch) -> None:
+    drawing(monkeypatch, 0, 1)
+    with np.load(DATA) as arrays:
+        np.savez("public.npz", **{name: 255 - x if "images" in name else x + 1 for name, x in arrays.items()})
+    assert message in failed(cli, *tuned("pair.public=./public.npz", "pair.m=50", *words.split()))
+    assert not Path("results").exists()
+
+
+@pytest.mark.usefixtures("folder")
 def test_a_budget_of_the_data_knows_what_tuning_spends(cli: Cli, monkeypatch) -> None:
     drawing(monkeypatch, 0, 1)
     made = watched(monkeypatch)
+    assert "budget 7.5: epsilon 0 is spent for one image, 7.5 is left" in done(cli, *tuned("budget=7.5", "dry=true"))[0]
+    assert not Path("results").exists()
     code, _, err = cli(*tuned("budget=7.5"))
     assert code == 2
     assert "spent epsilon 0 of 7.5 for one image; this would add 8, and 7.5 is left" in err

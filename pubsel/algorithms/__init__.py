@@ -318,6 +318,9 @@ class Algorithm:
         """Return what is summed over private rows in a step, and how the noisy mean is decoded."""
         raise NotImplementedError(f"{type(self).__name__} takes no private step")
 
+    def check(self, view: View) -> None:
+        """Raise UsageError for what would stop the training once it has begun. Called before anything is drawn."""
+
     def numbers(self, view: View) -> int:
         """Return how many numbers a step holds in addition to the rows of one pass, to estimate memory: by default, a
         gradient of public data and what is made of it."""

@@ -21,6 +21,9 @@ class AdaDPS(Clipping):
         "epsilon_c, which is added to the root mean square of the public gradients", at_least=1e-12
     )
 
+    def check(self, view: View) -> None:
+        view.labelled(self.name)
+
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD on rows that are conditioned before they are clipped; the conditioner is made
         from public data."""

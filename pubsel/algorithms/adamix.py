@@ -218,6 +218,11 @@ class AdaMix(OnFeatures):
             raise UsageError(f"algorithm.rank={self.rank} projects nothing out of {d} features: lower it, or set null")
         return super().frozen(public, d, random)
 
+    def check(self, view: View) -> None:
+        of_step = self.public_gradient or self.clip_norm is None or self.rank is not None
+        if of_step or self.pretrain_epochs or self.one_pass is not None:
+            view.labelled(self.name)
+
     def pretrain(self, view: View) -> None:
         if self.one_pass is not None:
             one_pass(view, view.labelled(self.name), self.one_pass, radius=1e3)

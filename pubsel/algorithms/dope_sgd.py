@@ -46,6 +46,9 @@ class DOPESGD(Clipping):
         that were released before; it is added after the noise, once, whatever the sample is."""
         return 1.0
 
+    def check(self, view: View) -> None:
+        view.labelled(self.name)
+
     def numbers(self, view: View) -> int:
         return (BLOCK + 2) * view.gradients.size
 

@@ -44,6 +44,9 @@ class DPMD(Clipping):
     fresh: bool = setting("draw new public examples at each step; false: always the same ones")
     labels: Labels = setting(ABOUT_LABELS)
 
+    def check(self, view: View) -> None:
+        view.labels(self.labels, 0, self.name)
+
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD, of sensitivity 1; the public gradient is added after the noise."""
         x = needed(view.public, self.name).x

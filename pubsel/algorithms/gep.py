@@ -168,16 +168,17 @@ class GEP(Algorithm):
             shared=(*basis.blocks, error),
         )
 
+    def check(self, view: View) -> None:
+        m = len(view.labels(self.labels, 0, self.name))
+        if self.k > m:
+            raise UsageError(
+                f"algorithm.k={self.k} is more than the {m} public examples: lower algorithm.k or raise pair.m"
+            )
+
     def basis(self, view: View, step: int) -> Basis:
         """Return the anchor subspace at the current weights, from public images alone; groups of columns as
         configured."""
         public = needed(view.public, self.name)
-        if self.k > len(public.x):
-            raise UsageError(
-                f"algorithm.k={self.k} is more than the {len(public.x)} public examples: "
-                "lower algorithm.k or raise pair.m"
-            )
-
         y = view.labels(self.labels, step if self.redraw else 0, self.name)
         slices = self.columns(view)
         ranks = allocate(self.k, [s.stop - s.start for s in slices], len(public.x))

@@ -214,6 +214,10 @@ class NoisySGD(Algorithm):
         """Return the sensitivity of a step's sum; the noise multiplier is in units of it."""
         return self._loss().lipschitz
 
+    def check(self, view: View) -> None:
+        if view.classes != 2:
+            raise UsageError(f"algorithm={self.name} learns a halfspace: take a task of two classes")
+
     def numbers(self, view: View) -> int:
         return 0
 
@@ -228,9 +232,6 @@ class NoisySGD(Algorithm):
         self, private: Split, public: Split | None, classes: int, epsilon: float, delta: float, source: Source
     ) -> tuple[Tensor, Plan]:
         """Return the weights [2, k] of a linear classifier, and what they cost."""
-        if classes != 2:
-            raise UsageError(f"algorithm={self.name} learns a halfspace: take a task of two classes")
-
         # the paper's labels are -1 and 1, and its loss has one weight vector
         x = private.x.double().numpy()
         y = 2.0 * private.y.numpy() - 1

@@ -27,6 +27,9 @@ class PPGD(OnFeatures):
     def null_rate(self) -> tuple[str, float] | None:
         return ("finish_rate", self.reuse) if self.finish_rate is None and self.finish_epochs > 0 else None
 
+    def check(self, view: View) -> None:
+        view.labelled(self.name)
+
     def mechanism(self, view: View, step: int) -> Mechanism:
         """Return the mechanism of DP-SGD: the clip norm is that of public gradients. What follows after training is
         post-processing."""

@@ -24,6 +24,7 @@ from pubsel.models.trained import heads, replaced_heads
 from pubsel.settings.keys import MOST_EPOCHS, Augment
 from pubsel.settings.schema import setting
 
+Loss = Callable[[nn.Module, Split, np.random.Generator], Tensor]
 Head = Enum("Head", ["auto", "own", "temporary"])
 EMBEDDING = 128  # outputs of the temporary head, of images without labels
 SHARPNESS = 2.0  # t of uniformity
@@ -72,18 +73,10 @@ class SecondPhase(Clipping):
         """Train theta_0 on public images and labels (Section 5.1, Equation 3), or on their views if all have the same
         label, or those of several tasks are combined."""
         public, model = needed(view.public, self.name), view.model
-        if self.head == Head.own or (self.head == Head.auto and view.same_task):
-            self.train(view, view.labelled(self.name), by_labels)
+        classes, loss = self.phase(view)
+        if classes is None:
+            self.train(view, public, loss)
             return
-
-        classes, loss = public.y.shape[1] if public.y.dim() == 2 else int(public.y.max()) + 1, by_labels
-        if public.y.dim() == 1 and int(public.y.min()) == classes - 1:
-            classes, loss = EMBEDDING, by_views
-            if public.x.dim() != 4:
-                raise UsageError(
-                    f"algorithm={self.name}: public examples of one class, or of several tasks combined, are trained "
-                    "on by views of images: take a network for images, or public data with labels"
-                )
 
         # The temporary head is thrown away: the network gets its first one back whatever happens.
         generator = torch.Generator().manual_seed(int(view.random("temporary head", 0).integers(2**63)))
@@ -94,9 +87,35 @@ class SecondPhase(Clipping):
             for name, layer in original.items():
                 model.set_submodule(name, layer)
 
-    def train(
-        self, view: View, public: Split, loss_of: Callable[[nn.Module, Split, np.random.Generator], Tensor]
-    ) -> None:
+    def phase(self, view: View) -> tuple[int | None, Loss]:
+        """Return the number of outputs of the temporary head, None for that of the task, and the loss. UsageError for
+        public data or a network that cannot be trained so."""
+        public = needed(view.public, self.name)
+        if self.head == Head.own or (self.head == Head.auto and view.same_task):
+            view.labelled(self.name)
+            return None, by_labels
+
+        classes, loss = public.y.shape[1] if public.y.dim() == 2 else int(public.y.max()) + 1, by_labels
+        if public.y.dim() == 1 and int(public.y.min()) == classes - 1:
+            classes, loss = EMBEDDING, by_views
+            if public.x.dim() != 4:
+                raise UsageError(
+                    f"algorithm={self.name}: public examples of one class, or of several tasks combined, are trained "
+                    "on by views of images: take a network for images, or public data with labels"
+                )
+        if not all(heads(view.model)):
+            raise UsageError(
+                f"algorithm.head={self.head.name}: a linear classifier is all head, which would be thrown away: take a "
+                "network for images, or public data of the private task with algorithm.head=own"
+            )
+        return classes, loss
+
+    def check(self, view: View) -> None:
+        self.phase(view)
+        if self.head_share > 0:
+            self.of_head(view)
+
+    def train(self, view: View, public: Split, loss_of: Loss) -> None:
         """Run Adam on the parameters of the model that require gradients, on public examples; in place."""
         optimizer = torch.optim.Adam([p for p in view.model.parameters() if p.requires_grad], self.public_rate)
         for epoch in range(self.public_epochs):
@@ -119,6 +138,12 @@ class SecondPhase(Clipping):
         columns of the head: all others are zero before rows are clipped, and after the noise."""
         if step >= self.head_share * view.steps:
             return self.clipped(view, self.clip_norm)
+        of_head = self.of_head(view)
+        plain = self.clipped(view, self.clip_norm, of_head)
+        return plain._replace(decode=lambda mean: plain.decode(mean) * of_head)
+
+    def of_head(self, view: View) -> Tensor:
+        """Return 1 for each column of the head, and 0 for all others, [p]. UsageError if the head does not train."""
         of_head = torch.zeros(view.gradients.size, device=next(view.model.parameters()).device)
         modules = [view.model.get_submodule(name) for name in heads(view.model)]
         in_head = {parameter for module in modules for parameter in module.parameters()}
@@ -126,5 +151,4 @@ class SecondPhase(Clipping):
             of_head[columns] = float(view.model.get_parameter(name) in in_head)
         if not of_head.any():
             raise UsageError("algorithm.head_share: the head does not train: name it in model.trained, or set 0")
-        plain = self.clipped(view, self.clip_norm, of_head)
-        return plain._replace(decode=lambda mean: plain.decode(mean) * of_head)
+        return of_head

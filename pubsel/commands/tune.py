@@ -38,17 +38,18 @@ from pubsel.release import run as training
 from pubsel.rules import AUTO, canonical, check_measured, check_pair, has_paths, sets_of
 from pubsel.settings import own_folders
 from pubsel.settings.compose import composed, words_of
-from pubsel.settings.identity import as_json, folder_name, short_name
+from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
 from pubsel.settings.keys import POOL, Accounting, RunConfig, Take, TuneConfig
 from pubsel.settings.schema import check
 from pubsel.training import needs
-from pubsel.training.once import Prepared, released_once
+from pubsel.training.once import Prepared, planned_map, released_once
 
 WIDE = 0.1  # how far apart noise alone may set two scores, above which choosing hardly pays
 RUNS = "tuning"  # the folder of the runs, below that of what is released
 FAILED = "failed"  # a file in the folder of a run that gave no model
 MAY_DIFFER = ("model", "algorithm", "training", "label")  # of the settings; and of the pair:
 PUBLIC_PARTS = ("public", "m", "convert")
+CHOOSE = "choose among model, algorithm, training or public data"
 
 
 class Candidate(NamedTuple):
@@ -151,7 +152,7 @@ def grid(over: str) -> list[list[str]]:
 def _requested(settings: TuneConfig, words: list[str]) -> dict[str, RunConfig]:
     """Return the settings of a run with all of epsilon, by the words of each candidate. UsageError if they differ in
     what decides the side of a private unit, or the guarantee."""
-    requested = dict[str, RunConfig]()
+    requested, seen = dict[str, RunConfig](), dict[str, str]()
     for cell in grid(settings.over):
         with composed("run", [*words, *cell], next(iter(own_folders()), None)) as values:
             read = check(RunConfig, values)
@@ -163,6 +164,9 @@ def _requested(settings: TuneConfig, words: list[str]) -> dict[str, RunConfig]:
             raise UsageError(f"privacy.accounting={privacy.accounting.name}: no guarantee to compose: take prv")
         whole = replace(read, epsilon=settings.epsilon, pair=pair, privacy=privacy, distance=None)
         check_measured(canonical(whole))
+        before = seen.setdefault(identity_of(canonical(whole)), " ".join(cell))
+        if len(seen) == len(requested):
+            raise UsageError(f"over: {before}, {' '.join(cell)}: the same run: {CHOOSE}")
         requested[" ".join(cell)] = whole
 
     # a unit that trains in one run and scores in another would be in both sides of the guarantee
@@ -174,12 +178,13 @@ def _requested(settings: TuneConfig, words: list[str]) -> dict[str, RunConfig]:
     first, *others = requested.items()
     for cell_words, read in others:
         if fixed(read) != fixed(first[1]):
-            raise UsageError(f"over: {first[0]}, {cell_words}: choose among model, algorithm, training or public data")
+            raise UsageError(f"over: {first[0]}, {cell_words}: {CHOOSE}")
     return requested
 
 
 def _with_data(requested: dict[str, RunConfig]) -> Iterator[Candidate]:
-    """Yield each candidate with its data. UsageError for a delta that is too large for one of the three sides."""
+    """Yield each candidate with its data. UsageError for a delta that is too large for one of the three sides, and for
+    a run that would stop once it has begun."""
     tasks = dict[str, Task]()
     for words, read in requested.items():
         cell = Cell.of(canonical(read))
@@ -193,7 +198,9 @@ def _with_data(requested: dict[str, RunConfig]) -> Iterator[Candidate]:
         candidate = Candidate(words, read, cell, tasks[key])
         with _quiet():
             derived = cell.derived(candidate.task)
-            needs.check_memory(derived, candidate.task, derived.guarantee(candidate.task.units)[0], None)
+            plan, _, first = derived.guarantee(candidate.task.units)
+            needs.check_memory(derived, candidate.task, plan, None)
+            planned_map(derived, candidate.task, first)
         yield candidate
 
 
@@ -254,6 +261,9 @@ def _plan(settings: TuneConfig, tuning: Tuning) -> Iterator[str]:
             "  warning: tuning can hardly pay here: a known setting with all of epsilon, or pubsel fit, is likely to "
             "be better; or raise epsilon or held_out, or lower runs"
         )
+    read = candidates[0].settings
+    if rest := ledger.left_for(read.results, read.pair.private, task.original, ledger.Cap.of(read.budget)):
+        yield f"  {rest}"
     yield f"  released: one model, its setting, and a noisy table of counts, with epsilon {budget.epsilon:g} for all"
 
 

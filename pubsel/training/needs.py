@@ -50,8 +50,6 @@ class Memory(NamedTuple):
 def check_memory(cell: Cell, task: Task, plan: Schedule, distance: Distance | None) -> None:
     """Print the memory that a cell needs; raise UserError, with the setting to change, if it is more than its device
     has free. distance: what is measured before training."""
-    if task.private.x.dim() != 2 and isinstance(cell.algorithm, Freezes):
-        return  # an error, which `once.freeze` reports
     # the distance is measured before training, and at other networks
     needs = of_training(cell, task, plan)
     if distance is not None and task.public is not None:
@@ -71,11 +69,12 @@ def refuse_memory(needs: Memory, device: torch.device) -> None:
 
 
 def of_training(cell: Cell, task: Task, plan: Schedule) -> Memory:
-    """Return what training on `task` needs, by the sizes of what is held."""
+    """Return what training on `task` needs, by the sizes of what is held. UsageError if it cannot begin."""
     # nothing is computed from examples: zeros of their shape stand in
     model, seen = stand_in(cell, task)
     gradients = engine(model, cell.training.chunk)
     view = view_of(model, gradients, seen, cell.name, plan)
+    cell.algorithm.check(view)
     means = task.people is not None or cell.training.augment is not None
     chunk = (PeopleGradients(gradients, torch.empty(0)) if means else gradients).chunk(seen.private.x)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pubsel import models
-from pubsel.algorithms import FirstRelease, Freezes, Frozen, Solves, map_of
+from pubsel.algorithms import FirstRelease, Frozen, Solves, map_of
 from pubsel.cell import Cell, Spending, tensors, units_of
 from pubsel.data import Split, Task
 from pubsel.files import gathered, in_parts, plain, unreadable
@@ -110,23 +110,29 @@ def below_once(network: models.Network, task: Task, available: int) -> tuple[Abo
     )
 
 
+def planned_map(cell: Cell, task: Task, first: accountant.Plan | None) -> Frozen | FirstRelease | None:
+    """Return the map before the linear classifier, or its release, of which nothing is drawn yet. UsageError if there
+    can be none."""
+    if task.private.x.dim() != 2:
+        return None
+    n, d = task.private.x.shape
+    release = map_of(cell.algorithm, task.public, d, public_stream(cell.name))
+    if isinstance(release, FirstRelease):
+        if first is None and cell.budget.epsilon != math.inf:
+            name = cell.algorithm.name
+            raise UsageError(f"algorithm.share: {name} releases from private data: give it a share over 0")
+        if n > accountant.MOST_EXAMPLES:
+            most = accountant.MOST_EXAMPLES
+            raise UsageError(f"pair.private: {n} examples: the rounding of sums is bounded for {most}")
+    return release
+
+
 def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: bool = True) -> Frozen | None:
     """Return the map before the linear classifier. If it is released from private features, it is released once, with
     noise, and kept in the run's folder until the run has finished."""
-    algorithm = cell.algorithm
-    if task.private.x.dim() != 2:
-        if not isinstance(algorithm, Freezes):
-            return None
-        raise UsageError(f"algorithm={algorithm.name} takes features: set model.backbone, such as model=scattering")
-    release = map_of(algorithm, task.public, task.private.x.shape[1], public_stream(cell.name))
+    algorithm, release = cell.algorithm, planned_map(cell, task, first)
     if not isinstance(release, FirstRelease):
         return release
-    if first is None and cell.budget.epsilon != math.inf:
-        raise UsageError(f"algorithm.share: {algorithm.name} releases from private data: give it a share over 0")
-
-    if len(task.private.x) > accountant.MOST_EXAMPLES:
-        most = accountant.MOST_EXAMPLES
-        raise UsageError(f"pair.private: {len(task.private.x)} examples: the rounding of sums is bounded for {most}")
 
     # the map is of private data: its noise is drawn once, and its cost is in the plan
     plan = first._asdict() if first else {"noise_multiplier": 0.0, "epsilon": math.inf}
