@@ -26,7 +26,6 @@ from pubsel.settings.keys import (
     Model,
     Optimizer,
     Pair,
-    PublicLabels,
     RunConfig,
     Select,
     Take,
@@ -161,7 +160,7 @@ def without_public(pair: Pair) -> Pair:
 def check_names(algorithm: Algorithm, pair: Pair, model: Model) -> None:
     """Raise UsageError if public examples are to be labelled by the names of classes, and there are none, or none of
     CLIP; rows of numbers may be its embeddings."""
-    if getattr(algorithm, "public_labels", None) != PublicLabels.names:
+    if not algorithm.reads_names:
         return
     key, architecture = "algorithm.public_labels=names", model.backbone.architecture if model.backbone else ""
     if pair.public is None:

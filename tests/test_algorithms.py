@@ -322,7 +322,7 @@ def test_basis_of_few_public_examples_is_capped():
 )
 def test_bad_settings_are_named(changes, says):
     with pytest.raises(UsageError, match=says):
-        build("gep", **({"k": 20} | changes)).mechanism(view(), 0)
+        build("gep", **({"k": 20} | changes)).check(view())
 
 
 def test_every_algorithm_file_builds_and_each_method_has_one_of_its_name():

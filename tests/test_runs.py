@@ -151,7 +151,7 @@ def test_the_person_is_asked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         (["runs", "stat=failed"], 2, "unknown key stat (did you mean state?)"),
         (["runs", "delete", "stat=failed", "yes=true"], 2, "unknown key stat (did you mean state?)"),
         (["runs", "training.epoch=2"], 2, "unknown key training.epoch (did you mean training.epochs?)"),
-        (["runs", "remove", "x"], 2, "list, show NAME or delete NAME"),
+        (["runs", "remove", "x"], 2, "list, show NAME, delete NAME or budget DATA"),
         (["run", "replay=nope"], 1, "no record of this name"),
     ],
 )

@@ -283,6 +283,11 @@ class Algorithm:
     takes_stages = False  # True: of a method that features of several layers help if there are public data
 
     @property
+    def reads_names(self) -> bool:
+        """Return whether public examples get labels by the names of the classes, by features of CLIP."""
+        return False
+
+    @property
     def directions(self) -> int | None:
         """Return the number k of directions of gradients or features that are kept; None: what the task allows."""
         return None

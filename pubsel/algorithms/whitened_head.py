@@ -267,6 +267,10 @@ class WhitenedHead(Clipping):
             raise UsageError(f"algorithm.{unused[0]}: is for algorithm.public_labels=names: set it, or remove this key")
 
     @property
+    def reads_names(self) -> bool:
+        return self.public_labels == PublicLabels.names
+
+    @property
     def directions(self) -> int | None:
         return self.k
 
@@ -310,7 +314,7 @@ class WhitenedHead(Clipping):
                 scaling = algorithm.scaling(facts.public)
                 spread = spread_of(Frozen().scaled(scaling)(facts.public), root=facts.raw is None)
                 algorithm.rest = max(algorithm.rest, rest_of(facts, spread))
-        if self.public_labels == PublicLabels.names and facts.public is not None:
+        if self.reads_names and facts.public is not None:
             algorithm.taught = self.by_names(facts, facts.public)
         return algorithm
 
