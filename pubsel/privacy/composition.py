@@ -37,7 +37,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.signal import fftconvolve
 from scipy.special import expit, log_ndtr
 
 from pubsel.messages import UsageError, at_most
@@ -129,6 +128,8 @@ def _with_samples(
 ) -> tuple[Array, Array]:
     """Return the losses of answers and of samples together, ascending, and their probabilities, both [K]: on one grid,
     to which they are rounded up. error, delta_error: as in `sampled_losses`."""
+    from scipy.signal import fftconvolve  # slow to import, and rarely needed
+
     step = error / 8
     lowest, grids = 0, list[Array]()
     for values, weights in ((losses, chances), sampled_losses(sampled, error, delta_error)):
