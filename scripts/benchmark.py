@@ -1,8 +1,8 @@
 """Speed and memory as ratios to named peers: `make bench`, or `make bench ARGS=--short`. Writes results/benchmark.csv.
 
 A case is some work, ours and its peers. Peers get their best setting first, by a quick sweep; then all run in turn,
-each in a process of its own, RUNS times (fewer, if runs take minutes), and a figure is the ratio of medians, the peer's
-over ours. All work with huge pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short
+each in a separate process, RUNS times (fewer, if runs take minutes). A figure is the ratio of medians, the peer's over
+ours. All work with huge pages and kept memory, which pubsel's command sets for itself (`ratio`); peers of short
 runs once more with memory as a program gets it that sets nothing (`as_it_comes`; not in the short mode, nor for large
 work, whose processes would fill the memory). Peak memory is what a first run adds to its inputs. `error` is that of
 ours against float64; `bound`, whether a peer's sum of private rows is bounded in floating point, as ours is (empty: it

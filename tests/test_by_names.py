@@ -69,15 +69,15 @@ def task_of(private=None, **more):
     return Task(split, Split(public, torch.full((80,), -1)), split, C, "accuracy", (), (), (), **(facts | more))
 
 
-def taught(task, **settings):
+def labelled_by_names(task, **settings):
     return derived(build("whitened_head", public_labels="names", **settings), Budget(1.0, 1e-5), task)
 
 
 def test_public_examples_get_the_class_of_the_nearest_name(clip):
     task = task_of()
-    algorithm = taught(task)
+    algorithm = labelled_by_names(task)
     want = nearest(task.public.x)
-    assert torch.equal(algorithm.taught, want)
+    assert torch.equal(algorithm.named_classes, want)
     assert (algorithm.offsets, algorithm.values(30)["public_labels"], algorithm.deviation) == (C, True, NOISE)
     assert clip == [(NAMES, "RN50", "openai")]
     frozen = algorithm.frozen(task.public, D, secret)
@@ -88,12 +88,12 @@ def test_public_examples_get_the_class_of_the_nearest_name(clip):
     def stages(split):
         return Split(torch.cat([split.x, 100 * torch.randn(len(split.x), 5)], 1), split.y)
 
-    assert torch.equal(taught(task.each(stages)._replace(stages=5)).taught, want)
+    assert torch.equal(labelled_by_names(task.each(stages)._replace(stages=5)).named_classes, want)
 
     # other words for the same classes; names of folders are words
     names, clip[:] = [f"a photo of a {name}" for name in NAMES], []
-    assert torch.equal(taught(task, class_names=names, text_model="A", text_weights="b").taught, want)
-    taught(task._replace(names=tuple(name.replace(" ", "_") for name in names)))
+    assert torch.equal(labelled_by_names(task, class_names=names, text_model="A", text_weights="b").named_classes, want)
+    labelled_by_names(task._replace(names=tuple(name.replace(" ", "_") for name in names)))
     assert clip == [(tuple(names), "A", "b"), (tuple(names), "RN50", "openai")]
 
 
@@ -112,13 +112,13 @@ def test_public_examples_get_the_class_of_the_nearest_name(clip):
 )
 def test_names_that_do_not_fit_are_refused(settings, changes, says, clip):
     with pytest.raises(UsageError, match=says):
-        taught(task_of(**changes), **settings)
+        labelled_by_names(task_of(**changes), **settings)
 
 
 def test_examples_with_several_labels_are_refused(clip):
     x, y = embeddings(100, 1)
     with pytest.raises(UsageError, match="gives an example one class, and private ones have several labels"):
-        taught(task_of((x, np.eye(C, dtype=np.float32)[y])))
+        labelled_by_names(task_of((x, np.eye(C, dtype=np.float32)[y])))
 
 
 def test_without_names_the_keys_of_the_text_encoder_are_refused():
@@ -175,7 +175,7 @@ def test_the_start_is_the_same_whatever_the_private_examples_are(clip):
     maps, others = [], (-1e3 * x, (y + 1) % C)
     for private in ((x, y), others):
         task = task_of(private)
-        algorithm = taught(task)
+        algorithm = labelled_by_names(task)
         maps.append(algorithm.frozen(task.public, D, secret))
     for name, tensor in maps[0].state_dict().items():
         assert torch.equal(tensor, maps[1].state_dict()[name])

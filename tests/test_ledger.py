@@ -596,3 +596,25 @@ def test_the_same_examples_are_found_under_another_path_in_another_order_and_for
         return load(pair, str(tmp_path), False).original
 
     assert original("a") == original("b") == original("c.npz") != original("fewer.npz")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["training.batch_size=200", "training.steps=3"],
+        ["model=pixels", "algorithm=dp_pca", "algorithm.k=4", "algorithm.share=0.25"],
+        ["model=pixels", "algorithm=whitened_head", "pair.public=null"],
+        ["model=pixels", "algorithm=whitened_head", "pair.public=null", "pair.metric=balanced_accuracy"],
+        ["pair.validation=0.2", "privacy.measure=true", "privacy.secure_noise=true"],
+    ],
+    ids=["full batch", "samples", "first release", "private centre", "counts of classes", "measurement"],
+)
+def test_the_noise_of_a_line_costs_what_the_line_states(words: list[str], cli) -> None:
+    """Its mu, or its samples, compose in place of epsilon and delta; so they may not be less."""
+    done(cli, "run", *TINY, *words)
+    found = [line for line in lines(Path("results")) if line.get("rate")]
+    assert found
+    for line in found:
+        cost = accountant.spent(line["noise_multiplier"], line["rate"], line["steps"], line["delta"])
+        assert cost == pytest.approx(line["epsilon"], rel=2e-3), line["what"]

@@ -56,7 +56,7 @@ def test_the_density_of_the_best_is_that_of_the_mean_number_of_runs(runs):
 @pytest.mark.parametrize("runs", [1.0, 2.0, 10.0, 300.0])
 def test_no_order_of_gaussian_outcomes_leaks_more(epsilon, runs):
     """The best by the privacy loss, against it, by its size, and in random orders: exactly, on a fine grid."""
-    each, delta = repeated.of_each(epsilon, DELTA, runs, full_batch)
+    each, delta = repeated.budget_of_run(epsilon, DELTA, runs, full_batch)
     mu = gaussian_mu(each, delta)
     p, other = gaussians(mu)
     middle = np.abs(np.arange(len(p)) - len(p) // 2)
@@ -71,7 +71,7 @@ def test_no_order_of_gaussian_outcomes_leaks_more(epsilon, runs):
 @pytest.mark.parametrize("runs", [1.0, 2.0, 10.0, 300.0])
 def test_no_order_of_randomised_response_leaks_more(runs):
     """A program of which only epsilon is known, alone and together with Gaussian noise."""
-    each, _ = repeated.of_each(2.0, DELTA, runs, lambda epsilon, _: [[pure(epsilon, 1.0, 1, "")]])
+    each, _ = repeated.budget_of_run(2.0, DELTA, runs, lambda epsilon, _: [[pure(epsilon, 1.0, 1, "")]])
     p, other = response(each)
     for order in permutations(range(2)):
         assert delta_of(best_of(p[[*order]], runs), best_of(other[[*order]], runs), 2.0) <= DELTA
@@ -79,7 +79,7 @@ def test_no_order_of_randomised_response_leaks_more(runs):
     def both(epsilon, delta):
         return [[plan(epsilon / 2, delta, 1.0, 1, 1.0), pure(epsilon / 2, 1.0, 1, "")]]
 
-    each, delta = repeated.of_each(2.0, DELTA, runs, both)
+    each, delta = repeated.budget_of_run(2.0, DELTA, runs, both)
     one, two = gaussians(gaussian_mu(each / 2, delta)), response(each / 2)
     p, other = (np.outer(one[i], two[i]).ravel() for i in range(2))
     loss = np.log(np.maximum(p, 1e-300) / np.maximum(other, 1e-300))
@@ -103,7 +103,7 @@ def test_no_order_of_randomised_response_leaks_more(runs):
 def test_a_fault_breaks_the_bound(fault):
     """The same check finds programs that lack what the theorem takes for granted."""
     runs, epsilon = 3.0, 2.0
-    each, _ = repeated.of_each(epsilon, DELTA, runs, lambda epsilon, _: [[pure(epsilon, 1.0, 1, "")]])
+    each, _ = repeated.budget_of_run(epsilon, DELTA, runs, lambda epsilon, _: [[pure(epsilon, 1.0, 1, "")]])
     p, other = response(each)
     assert delta_of(best_of(p, runs), best_of(other, runs), epsilon) <= DELTA
     assert delta_of(fault(p, runs), fault(other, runs), epsilon) > 0.01
@@ -116,7 +116,7 @@ def test_the_bound_is_below_that_of_renyi_divergences(epsilon, runs):
     accounting = pytest.importorskip("dp_accounting")
     from dp_accounting.rdp import RdpAccountant
 
-    each, delta = repeated.of_each(epsilon, DELTA, runs, full_batch)
+    each, delta = repeated.budget_of_run(epsilon, DELTA, runs, full_batch)
     noise = accounting.GaussianDpEvent(1 / gaussian_mu(each, delta))
     renyi = RdpAccountant()
     renyi.compose(accounting.dp_event.RepeatAndSelectDpEvent(noise, mean=runs, shape=1))
@@ -130,7 +130,7 @@ def test_a_calibrated_run_uses_the_budget(rate, steps):
     def costs(epsilon, delta):
         return [[plan(epsilon, delta, rate, steps, 1.0)]]
 
-    each, delta = repeated.of_each(2.0, DELTA, 8.0, costs)
+    each, delta = repeated.budget_of_run(2.0, DELTA, 8.0, costs)
     (parts,) = costs(each, delta)
     total = each + repeated.price(8.0, parts)
     assert 0.98 * 2 <= total <= 2
@@ -147,7 +147,7 @@ def test_the_price_grows_with_the_number_of_runs_and_one_run_costs_nothing():
     assert prices[0] == 0
     assert prices == sorted(prices)
     assert 0.1 < prices[3] < prices[-1] < 2
-    assert repeated.of_each(1.0, DELTA, 1.0, full_batch)[0] > 0.98
+    assert repeated.budget_of_run(1.0, DELTA, 1.0, full_batch)[0] > 0.98
     assert repeated.price(9.0, [NOTHING]) == 0
 
 
@@ -155,16 +155,17 @@ def test_the_setting_that_costs_most_decides():
     def costs(epsilon, delta):
         return [*full_batch(epsilon, delta), [pure(epsilon, 1.0, 1, "")]]
 
-    alone = repeated.of_each(1.0, DELTA, 5.0, full_batch)[0]
-    assert repeated.of_each(1.0, DELTA, 5.0, costs)[0] < 0.9 * alone
+    alone = repeated.budget_of_run(1.0, DELTA, 5.0, full_batch)[0]
+    assert repeated.budget_of_run(1.0, DELTA, 5.0, costs)[0] < 0.9 * alone
     assert (
-        repeated.of_each(1.0, DELTA, 5.0, lambda *of: costs(*of)[1:])[0] == repeated.of_each(1.0, DELTA, 5.0, costs)[0]
+        repeated.budget_of_run(1.0, DELTA, 5.0, lambda *of: costs(*of)[1:])[0]
+        == repeated.budget_of_run(1.0, DELTA, 5.0, costs)[0]
     )
 
 
 def test_too_many_runs_are_refused():
     with pytest.raises(UsageError, match="leaves too little of epsilon=1 for a run"):
-        repeated.of_each(1.0, DELTA, 5.0, lambda *_: [[pure(9.0, 1.0, 1, "")]])
+        repeated.budget_of_run(1.0, DELTA, 5.0, lambda *_: [[pure(9.0, 1.0, 1, "")]])
 
 
 def test_the_curve_of_several_releases_is_the_sum_of_theirs():
@@ -189,7 +190,7 @@ def test_the_number_of_runs_is_geometric():
 
     some = np.random.RandomState(0)
     found = np.mean([0 in some.randint(6, size=k) for k in drawn])
-    assert found == pytest.approx(repeated.tried(4.0, 6), abs=0.02)
+    assert found == pytest.approx(repeated.chance_to_try(4.0, 6), abs=0.02)
 
 
 @pytest.mark.parametrize("settings", [3, 10, 30])
@@ -197,8 +198,8 @@ def test_a_poisson_number_would_leave_less(settings):
     """For the same chance that the best setting is tried: e^(m TV) in place of e^(2 a), by the same proof."""
     chance = 0.6
     runs = chance * (settings - 1) / (1 - chance)
-    assert repeated.tried(runs, settings) == pytest.approx(chance)
-    each, delta = repeated.of_each(1.0, DELTA, runs, full_batch)
+    assert repeated.chance_to_try(runs, settings) == pytest.approx(chance)
+    each, delta = repeated.budget_of_run(1.0, DELTA, runs, full_batch)
     of_poisson = -settings * math.log(1 - chance)
     mu = gaussian_mu(each, delta)
     poisson = gaussian_epsilon(mu, DELTA / of_poisson) + of_poisson * gaussian_delta(0.0, mu)

@@ -365,7 +365,7 @@ def test_an_attack_measures_no_more_than_the_whole_claims(fault, leaks, monkeypa
     """Randomised response as the score, the worst program there is: an adversary who knows all else counts how often
     the best is low. With a planted fault it finds more than epsilon."""
     epsilon, runs, trials = 2.0, 3.0, 10_000
-    each, _ = repeated.of_each(epsilon, 1e-6, runs, lambda epsilon, _: [[pure(epsilon, 1.0, 1, "")]])
+    each, _ = repeated.budget_of_run(epsilon, 1e-6, runs, lambda epsilon, _: [[pure(epsilon, 1.0, 1, "")]])
     each = {"each run has all of epsilon": epsilon, "no noise": 50.0}.get(fault, each)
     if fault == "the number is fixed":
         monkeypatch.setattr(repeated, "number", lambda runs, _: round(runs))

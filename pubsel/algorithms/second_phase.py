@@ -127,7 +127,7 @@ class SecondPhase(Clipping):
                 loss.backward()
                 optimizer.step()
 
-        # Private training has no use for these gradients, and may need their memory.
+        # free the memory of these gradients, which private training does not use
         for parameter in view.model.parameters():
             parameter.grad = None
         if not all(p.isfinite().all() for p in view.model.parameters()):

@@ -258,7 +258,9 @@ class WhitenedHead(Clipping):
     spreads = True  # over all features, if public examples are too few
     rest = 0.0  # the share of a row's squared length that all features have; `derived` sets it
     facts = Facts()  # of no task; `derived` has those of one
-    taught = torch.zeros(0, dtype=torch.long)  # classes of public examples by CLIP, [m] or none; `derived` sets them
+    named_classes = torch.zeros(
+        0, dtype=torch.long
+    )  # classes of public examples by CLIP, [m] or none; `derived` sets them
 
     def __post_init__(self) -> None:
         changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
@@ -291,7 +293,7 @@ class WhitenedHead(Clipping):
     def labelled(self) -> bool:
         """Return whether public labels are used."""
         same = self.public_labels == PublicLabels.auto and self.facts.same_task
-        return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given or len(self.taught) > 0)
+        return self.facts.m > 0 and (same or self.public_labels == PublicLabels.given or len(self.named_classes) > 0)
 
     @property
     def offsets(self) -> int:
@@ -315,7 +317,7 @@ class WhitenedHead(Clipping):
                 spread = spread_of(Frozen().scaled(scaling)(facts.public), root=facts.raw is None)
                 algorithm.rest = max(algorithm.rest, rest_of(facts, spread))
         if self.reads_names and facts.public is not None:
-            algorithm.taught = self.by_names(facts, facts.public)
+            algorithm.named_classes = self.by_names(facts, facts.public)
         return algorithm
 
     def by_names(self, facts: Facts, public: Tensor) -> Tensor:
@@ -412,7 +414,7 @@ class WhitenedHead(Clipping):
     def deviation(self) -> float:
         """Return the deviation of the noise in a logit after all steps. Labels by names may be wrong, however many
         there are, so their correction has as much as a start from nothing."""
-        if not self.offsets or len(self.taught):
+        if not self.offsets or len(self.named_classes):
             return NOISE
         n, _, m, classes = self.facts[:4]
         return noise_of_correction(n * self.facts.mu, m, self.k or 1, classes)
@@ -449,8 +451,8 @@ class WhitenedHead(Clipping):
             return Frozen(unit=True, root=not table, level=level, length=LENGTH).scaled(scaling)
         if self.k is None or self.k > d:
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
-        if len(self.taught):
-            public = Split(public.x, self.taught)
+        if len(self.named_classes):
+            public = Split(public.x, self.named_classes)
         elif self.labelled:
             what = f"algorithm.public_labels={self.public_labels.name}"
             check_labels(public.y, facts.classes, facts.multi_label, facts.same_classes, what)
@@ -511,7 +513,7 @@ class WhitenedHead(Clipping):
         if not self.facts.balanced or bias is None:
             return
         if self.labelled:
-            y = self.taught if len(self.taught) else view.labelled(self.name).y
+            y = self.named_classes if len(self.named_classes) else view.labelled(self.name).y
             counts = y.long().bincount(minlength=view.classes).double()
             left = class_shares.shares_of(counts + 1, 0.0).log()
         else:  # weights are shares^BALANCE

@@ -220,7 +220,7 @@ def _planned(candidates: list[Candidate], name: str, what: dict[str, Any], runs:
         score = accountant.plan(epsilon, delta, 1.0, 1, 1.0)
         return [[score], *(candidate.costs(epsilon, delta) for candidate in candidates)]
 
-    epsilon, delta = repeated.of_each(budget.epsilon, budget.delta, runs, costs)
+    epsilon, delta = repeated.budget_of_run(budget.epsilon, budget.delta, runs, costs)
     folder, streams = first.folder.parent / name, first.streams._replace(settings=what, name=name)
     return Tuning(candidates, first._replace(name=name, folder=folder, streams=streams), runs, epsilon, delta)
 
@@ -231,7 +231,7 @@ def _plan(settings: TuneConfig, tuning: Tuning) -> Iterator[str]:
     task, held = candidates[0].task, candidates[0].task.held_out_units
     yield f"plan for {tuning.cell.inputs.pair.private}: the best of {len(candidates)} settings"
     yield f"  {task.units:,} units for training, {held:,} to choose, about as many to measure"
-    chance = 100 * repeated.tried(runs, len(candidates))
+    chance = 100 * repeated.chance_to_try(runs, len(candidates))
     yield (
         f"  {runs:g} runs on average, drawn: with 5 % chance {repeated.most_runs(runs)} or more; each takes one of the "
         f"settings at random, and the best one is tried with {chance:.0f} % chance"

@@ -6,10 +6,10 @@ Unlocking High-Accuracy Differentially Private Image Classification through Scal
 
 Why this costs no privacy: the views of a step follow from a key of the secret streams, which is drawn for the step
 whatever the data are, and from public numbers: the place of the unit among all private units, whose number is public,
-and the number of the view within the unit. For each key, the row of a unit is a function of its own examples, and of
-norm at most 1 once it is clipped, as without views. Neighbours under the same key thus differ in one clipped row, and
-the guarantee holds for each key, so for a random one. If views were drawn one after another for the batch, one example
-more in it would change the views of all that follow.
+and the number of the view within the unit. Given the key, the row of a unit depends on its examples alone, and has norm
+at most 1 once it is clipped, as without views. So under the same key, neighbours differ in one clipped row; the
+guarantee holds for each key, and therefore for a random one. If views were drawn one after another for the batch, one
+more example in it would change the views of all that follow.
 """
 
 from collections.abc import Collection

@@ -53,7 +53,7 @@ def to_weights(layer: nn.Conv2d, out: Tensor, gain: Tensor | None) -> None:
     and write those of the gains into `gain`, [n, *its shape]."""
     centred, scale, slope = filters_of(layer)
     gains = getattr(layer, "gain", torch.ones_like(scale)).flatten()
-    # of each filter's gradient, what lies along the mean and along the filter: products are the fastest way
+    # remove the components along a constant filter and along the filter, by batched products, which are fastest
     rows = out.flatten(2).transpose(0, 1)  # [o, n, size]
     along = torch.bmm(torch.stack([torch.ones_like(centred), centred], 1), rows.mT)  # [o, 2, n]
     if gain is not None:

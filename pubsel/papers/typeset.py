@@ -105,8 +105,9 @@ GAINS = "Gains in points, over the best row of each cell of private data and mod
 ABOUT_GAINS = (
     "Gain: the mean over seeds minus that of the best of the rows it is compared with, tuned ones among them; of the "
     "cells, the mean, the least and the most.",
-    "Numbers of cells in which it is first; first or within one standard deviation (over its seeds) of the best; and "
-    "significantly ahead of the best or behind it, by a paired t-test with Holm's correction over all comparisons.",
+    "Numbers of cells in which it is first; in which it is first or within one standard deviation (over its seeds) of "
+    "the best; and in which it is ahead of the best or behind it, if a paired t-test with Holm's correction over all "
+    "comparisons is significant.",
 )
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",

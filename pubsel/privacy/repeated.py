@@ -52,8 +52,8 @@ def most_runs(runs: float) -> int:
     return 1 if runs == 1 else 1 + math.ceil(math.log(SEEN) / math.log1p(-1 / runs))
 
 
-def tried(runs: float, settings: int) -> float:
-    """Return the chance that a certain one of so many settings is drawn in at least one run: 1 - f(1 - 1 / settings),
+def chance_to_try(runs: float, settings: int) -> float:
+    """Return the probability that at least one run draws a given one of `settings` settings: 1 - f(1 - 1 / settings),
     f(x) = g x / (1 - (1 - g) x)."""
     return runs / (runs + settings - 1)
 
@@ -95,7 +95,7 @@ def price(runs: float, parts: Sequence[Plan]) -> float:
     return 2 * high * each
 
 
-def of_each(
+def budget_of_run(
     epsilon: float, delta: float, runs: float, costs: Callable[[float, float], Sequence[Sequence[Plan]]]
 ) -> tuple[float, float]:
     """Return epsilon and delta of each run, such that the best of them is (epsilon, delta)-private. costs: the releases
