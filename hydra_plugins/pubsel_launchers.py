@@ -2,13 +2,11 @@
 (pubsel/commands/sweep.py). Hydra finds this file by its place; it is imported at every start, so it imports little."""
 
 import dataclasses
-import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +24,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pubsel.files import plain
 from pubsel.messages import CellsFailed, UsageError, UserError
-
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")  # of a worker
 
 # The defaults of the keys hydra.launcher.*
 
@@ -209,25 +205,19 @@ class Joblib(_Many):
         self.n_jobs = n_jobs
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        import joblib
         from hydra_plugins.hydra_joblib_launcher.joblib_launcher import JoblibLauncher
-        from joblib.externals.loky.process_executor import ProcessPoolExecutor
 
         from pubsel.commands import sweep
+        from pubsel.training import workers
 
-        gpus = [] if str(self.config.get("device", "cpu")) == "cpu" else sweep.visible_gpus()
-        places = len(gpus) or max(1, joblib.cpu_count() // (self.config.get("threads") or 1))
-        workers = min(self.n_jobs or places, len(job_overrides))
         plugin = JoblibLauncher()
         folder, cells = self.prepared(plugin, job_overrides, apart=True)
-        threads = str(max(1, joblib.cpu_count() // workers))
-        environment = {name: os.environ.get(name, threads) for name in THREADS}
-        of_worker = {"initializer": sweep.join, "initargs": (folder, os.getpid(), gpus), "env": environment}
-        start = partial(ProcessPoolExecutor, 1, **of_worker)
+        device, threads = str(self.config.get("device", "cpu")), self.config.get("threads")
+        places, start = workers.workers_of(folder, len(job_overrides), self.n_jobs, device, threads)
         about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())
         calls = [(execute_job, initial_job_idx + i, list(words), *about) for i, words in enumerate(job_overrides)]
-        with sweep.Display(folder, cells, initial_job_idx, workers) as view:
-            returns = sweep.run_parallel(calls, workers, start, lambda i, why: view.lose(initial_job_idx + i, why))
+        with sweep.Display(folder, cells, initial_job_idx, places) as view:
+            returns = workers.run_parallel(calls, places, start, lambda i, why: view.lose(initial_job_idx + i, why))
         if view.failed():
             raise CellsFailed(view.failed())
         return [found for found in returns if found is not None]  # one killed behind its record has none

@@ -7,6 +7,7 @@ with a mapping for dotted keys. A Record is what a command leaves in results.
     pubsel.rank("my_images", ["digits", "photo_patches"])               # pubsel rank
     pubsel.train("+experiment=quickstart", epsilon=4)                   # pubsel run
     pubsel.train("algorithm=dp_sgd", training={"steps": 100})
+    pubsel.tune({"training.epochs": [5, 20]}, private="my_images")      # pubsel tune
     pubsel.load("results/runs/NAME")                                    # pubsel runs show
     pubsel.load("results/runs/NAME").predict("new_images")              # pubsel predict; also for an exported folder
     pubsel.open_dataset("my_images")                                    # pubsel data check
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from pubsel.data.opened import Source
     from pubsel.estimator import Release
 
-__all__ = ["Record", "audit", "export", "fit", "load", "open_dataset", "rank", "table", "train"]
+__all__ = ["Record", "audit", "export", "fit", "load", "open_dataset", "rank", "table", "train", "tune"]
 
 
 class Record(dict[str, Any]):
@@ -103,6 +104,29 @@ def train(*words: str, config_dir: str | Path | None = None, **settings: Any) ->
         checked = check(RunConfig, values)
         record = run(checked)
     return Record(record, Path(checked.results) / "runs" / record["identity"], show_run(record))
+
+
+def tune(
+    over: str | Mapping[str, Sequence[Any]], *words: str, config_dir: str | Path | None = None, **settings: Any
+) -> Record:
+    """Train with several settings, choose the best of them privately, and release only that one, as `pubsel tune` does;
+    return its record, which is empty with dry=True.
+
+    over: the settings to choose from, {"training.learning_rate": [0.1, 1]}, or the text of the command line; epsilon:
+    of the whole; runs, held_out and jobs as for the command; words and all others as for `train`.
+    """
+    from pubsel.commands.tune import tuned
+    from pubsel.settings.command_line import written
+    from pubsel.settings.compose import composed, words_of
+    from pubsel.settings.keys import TuneConfig
+    from pubsel.settings.schema import check, keys_of
+
+    own = {key: settings.pop(key) for key in keys_of(TuneConfig) if key in settings}
+    if not isinstance(over, str):
+        over = " ".join(f"{key}={','.join(written(value) for value in values)}" for key, values in over.items())
+    own |= {"over": over, "words": [*words, *words_of(settings)]}
+    with composed("tune", words_of(own), config_dir) as values:
+        return Record(*tuned(check(TuneConfig, values)))
 
 
 def fit(x: Any, y: Any = None, **settings: Any) -> Release:

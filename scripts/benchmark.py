@@ -55,6 +55,7 @@ LINE = (
     "({peer_s} / {ours_s} s, {peer_mib} / {ours_mib} MiB, error {error})"
 )
 MICRO = (16, 32, 64, 128)
+ITERATIONS = (1, 2, 4, 8, 16, 32)  # of torch.svd_lowrank
 NETWORKS = {
     "resnet20": (3, 32, 32, 10),
     "fmnist_cnn": (1, 28, 28, 10),
@@ -279,8 +280,9 @@ def gsd(m: int, device: str, network: str = "resnet20", k: int = 16, runs: int =
 
     build, trial = partial(peers.svd_distance, a, b, k), partial(peers.svd_distance, a[: m // 4], b[: m // 4], k)
     random = partial(peers.random_svd_distance, a, b, k)
-    ways = [(q, niter) for q in {min(m, width * k) for width in (1, 2, 4, 8)} for niter in (1, 2, 4, 8, 16, 32)]
-    ways.sort(key=lambda way: way[0] * (way[1] + 1))  # the cheapest first
+    # the cheapest first; what costs more than four Gram matrices is behind that peer whatever it reaches
+    products = {(q, niter): 2 * q * (niter + 1) for q in {min(m, w * k) for w in (1, 2, 4, 8)} for niter in ITERATIONS}
+    ways = sorted((way for way, columns in products.items() if columns <= 4 * m), key=lambda way: products[way])
     candidates = {
         "ours": Candidate(lambda: ours),
         "Gram matrix and its top eigenvectors by LAPACK": Candidate(lambda: peers.gram_distance(a, b, k)),

@@ -8,10 +8,13 @@ import sys
 from html import escape
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 import pubsel
 from pubsel import cli, records
+from pubsel.commands import tune
 from pubsel.messages import UsageError, UserError
 from pubsel.papers.typeset import text
 
@@ -47,6 +50,28 @@ def test_train_gives_the_record_of_run(trained: pubsel.Record, tmp_path: Path, c
     assert without_times(trained) == without_times(record_in(tmp_path / "runs"))
     assert capsys.readouterr().out == f"{trained}\n"
     assert (trained.folder / "model.pt").exists()
+
+
+def test_tune_gives_the_record_of_tune(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(tune, "draw", lambda tuning, secret: [1, 0])
+    x, y = load_digits(return_X_y=True)
+    arrays = {"train_images": (16 * x.reshape(-1, 8, 8)).clip(0, 255).astype(np.uint8), "train_labels": y}
+    np.savez(tmp_path / "mine.npz", **arrays, test_images=arrays["train_images"][:50], test_labels=y[:50])
+    words = "model=pixels algorithm=dp_sgd_clip1 distance=none threads=1".split()
+    settings = {"private": tmp_path / "mine.npz", "epsilon": 4, "pair": {"public": None}, "results": tmp_path}
+    settings |= {"privacy": {"delta": 1e-4}, "training": {"batch_size": 10**6}}
+    over = {"training.epochs": [1, 3], "training.milestones": [[0.5]]}
+    plan = pubsel.tune(over, *words, dry=True, **settings)
+    assert plan == {}
+    assert "the best of 2 settings" in str(plan)
+    assert not plan.folder.exists()
+
+    record = pubsel.tune(over, *words, **settings)
+    assert record["tuning"]["over"] == [f"training.epochs={n} training.milestones=[0.5]" for n in (1, 3)]
+    assert without_times(record) == without_times(pubsel.load(record.folder))
+    assert len(record.predict(arrays["train_images"][:3]).answers) == 3
+    with pytest.raises(UsageError, match="one setting"):
+        pubsel.tune("training.epochs=1", *words, **settings)
 
 
 def test_rank_gives_the_record_of_rank(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -163,5 +188,5 @@ def test_options_of_ones_own(tmp_path: Path) -> None:
 def test_importing_it_takes_no_torch() -> None:
     code = "import pubsel, sys; assert 'torch' not in sys.modules and 'pandas' not in sys.modules; pubsel.train"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert set(pubsel.__all__) == {*"Record audit export fit load open_dataset rank table train".split()}
+    assert set(pubsel.__all__) == {*"Record audit export fit load open_dataset rank table train tune".split()}
     assert (Path(pubsel.__file__).parent / "py.typed").exists()

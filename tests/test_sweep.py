@@ -21,12 +21,12 @@ import slurm
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from hydra_plugins import pubsel_launchers
 from pubsel import records
 from pubsel.cli import main
 from pubsel.commands import sweep
 from pubsel.messages import stopped_by_signals
 from pubsel.settings.compose import composed
+from pubsel.training import workers
 from tests.forked import PROCESSES, Command, forked
 from tests.synthetic import STATED, record
 
@@ -48,7 +48,7 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
 
 def started(tmp_path: Path, *words: str, **environment: str) -> Command:
     """`pubsel run -m`, whose cells may have as many threads as there are cores for them."""
-    return Command(tmp_path, "run", "-m", *CELL, *words, **dict.fromkeys(pubsel_launchers.THREADS), **environment)
+    return Command(tmp_path, "run", "-m", *CELL, *words, **dict.fromkeys(workers.THREADS), **environment)
 
 
 def states(tmp_path: Path) -> dict[int, dict]:
@@ -182,7 +182,7 @@ def test_calls_run_side_by_side_and_one_whose_worker_is_killed_is_lost_alone(tmp
     calls = [(meet, tmp_path, "a", "b"), (meet, tmp_path, "b", "a"), (killed,), (wrong,), (str, 4)]
     lost: list[tuple[int, str]] = []
     start = partial(ProcessPoolExecutor, 1, mp_context=PROCESSES)
-    assert sweep.run_parallel(calls, 2, start, lambda *what: lost.append(what)) == ["a", "b", None, None, "4"]
+    assert workers.run_parallel(calls, 2, start, lambda *what: lost.append(what)) == ["a", "b", None, None, "4"]
     assert sorted(lost) == [(2, "its worker was killed, perhaps since memory ran out"), (3, "ValueError: no such cell")]
 
 
@@ -257,8 +257,8 @@ def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
 def test_workers_take_gpus_in_turn(tmp_path: Path) -> None:
     """Three at a time on two GPUs: none twice before all once; the place of one that has died is taken again."""
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom pubsel.commands import sweep\n"
-        "sweep.join(Path(sys.argv[1]), os.getppid(), ['0', 'GPU-x'])\n"
+        "import os, sys\nfrom pathlib import Path\nfrom pubsel.training import workers\n"
+        "workers.join(Path(sys.argv[1]), os.getppid(), ['0', 'GPU-x'])\n"
         "print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\nsys.stdin.read()"
     )
 
@@ -281,7 +281,7 @@ def test_workers_take_gpus_in_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "found"), [("", []), ("2,GPU-1", ["2", "GPU-1"]), ("-1", [])])
 def test_gpus_that_may_be_used(monkeypatch: pytest.MonkeyPatch, given: str, found: list[str]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
-    assert sweep.visible_gpus() == found
+    assert workers.visible_gpus() == found
 
 
 LISTINGS = {
@@ -305,7 +305,7 @@ def test_gpus_and_parts_of_gpus_are_listed_without_torch(
     if listing is not None:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '%s' '{listing}'\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
-    assert sweep.visible_gpus() == devices
+    assert workers.visible_gpus() == devices
 
 
 # A cluster

@@ -20,6 +20,7 @@ from pubsel.privacy.randomness import stream
 from pubsel.release import adversary, card, measurement, quality, reopen
 from pubsel.release import run as training
 from pubsel.settings.keys import Pair
+from pubsel.training import workers
 from tests.made import FINISHED, Cli, done, failed, interrupted, only_record
 
 DATA = "three.npz"
@@ -193,6 +194,30 @@ def test_a_stopped_command_resumes_and_spends_nothing_twice(cli: Cli, monkeypatc
     lines = [line for path in Path("results/ledger").glob("*.jsonl") for line in ledger.read(path)]
     assert sorted(line["what"] for line in lines) == ["measurement", "tuning"]
     assert sorted(path.name for path in folder.iterdir()) == FINISHED
+
+
+@pytest.mark.usefixtures("folder")
+def test_runs_side_by_side_are_those_of_one_after_another(cli: Cli, monkeypatch) -> None:
+    drawing(monkeypatch, 0, 1)
+    trained = []
+    with monkeypatch.context() as watching:
+        watching.setattr(training, "train", lambda cell: trained.append(cell))
+        done(cli, *tuned("jobs=2"))
+    assert trained == []  # all in processes of their own
+    record = only_record()
+    assert record["tuning"]["chosen"] == "training.weight_decay=0"
+    (lines,) = ledger.ledgers("results")
+    assert sorted(line["what"] for line in lines) == ["measurement", "tuning"]
+    assert sorted(path.name for path in Path("results/runs", record["identity"]).iterdir()) == FINISHED
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_a_process_loses_is_made_again(cli: Cli, monkeypatch) -> None:
+    drawing(monkeypatch, 1, 0)
+    monkeypatch.setattr(workers, "run_parallel", lambda calls, n, start, lost: lost(0, "killed"))
+    made = watched(monkeypatch)
+    done(cli, *tuned("jobs=2"))
+    assert len(made) == 2
 
 
 @pytest.mark.usefixtures("folder")

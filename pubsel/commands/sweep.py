@@ -6,40 +6,33 @@ imports no torch.
 """
 
 import contextlib
-import ctypes
 import importlib
 import io
 import json
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from pubsel.files import PRIVATE_FILE, hold
+from pubsel.files import PRIVATE_FILE
 from pubsel.messages import UserError, duration, stopped_by_signals, traced
 from pubsel.records import readable, write_record
+from pubsel.training.workers import GRACE, die_with_parent, leave_to_parent
 
 POLL_SECONDS = 0.5
-GRACE = 10.0  # seconds that a cell has to clean up when it is stopped
 SHOWN = 16  # running cells in the view
 ENDED = ("done", "failed")  # states of a cell
 
 finished: list[tuple[Path, str]] = []  # results folder and output of each cell of a sweep that this process leads
-_place: list[object] = []  # of this worker, held as long as it lives
 
 
 def telling(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -178,121 +171,7 @@ def _forked(work: Callable[[], object], log: Path, title: str) -> int:
         raise
 
 
-def leave_to_parent() -> None:
-    """Ignore what a terminal sends to all of its processes: the parent gets it too, and ends its children by
-    SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def die_with_parent(parent: int | None = None) -> None:
-    """Have the kernel kill this process when the one that started it dies, however it does (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if parent is not None and os.getppid() != parent:
-        os._exit(1)  # it is dead already
-
-
-def join(folder: Path, parent: int, gpus: Sequence[str]) -> None:
-    """Make this process a worker: it dies with its parent, and takes the first free place and the GPU of that place,
-    before torch is imported."""
-    # a worker must not outlive the sweep, nor end before its cell has cleaned up
-    die_with_parent(parent)
-    leave_to_parent()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C does
-    place = 0
-    while not _place:
-        lock = hold(folder / f"worker{place}.lock")
-        if lock is None:
-            place += 1
-        else:
-            _place.append(lock)
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: of one that is divided (MIG), its
-    parts. They are listed without torch: a process that has touched CUDA cannot be forked."""
-    # the user's choice of GPUs comes first
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1")]
-    if shutil.which("nvidia-smi") is None:
-        return []
-
-    listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False)
-    devices: list[list[str]] = []
-    for line in listing.stdout.splitlines():
-        if line.startswith("GPU "):
-            devices.append([str(len(devices))])
-        elif (part := re.search(r"\bMIG .*\(UUID: (\S+)\)", line)) and devices:
-            devices[-1] = [*(name for name in devices[-1] if name.startswith("MIG-")), part[1]]
-    return [name for names in devices for name in names]
-
-
 # In the process that leads the sweep
-
-
-def run_parallel(
-    calls: Sequence[tuple[Any, ...]], workers: int, start: Callable[[], Any], lost: Callable[[int, str], None]
-) -> list[Any]:
-    """Return the result of each call (a function and its arguments), `workers` at a time; None for one that is lost.
-
-    start: makes a pool of one process. Each worker has its own pool, so that one that is killed takes no other with it:
-    its call is lost(place, why), and a new one takes its place.
-    """
-    # a thread for each worker hands out the cells in order
-    waiting, results = deque(enumerate(calls)), [None] * len(calls)
-    pools, over = set[Any](), threading.Event()
-
-    def begin(pool: Any, call: tuple[Any, ...]) -> tuple[Any, Any]:
-        with contextlib.suppress(BrokenProcessPool):  # killed while it had nothing to do
-            if pool is not None:
-                return pool, pool.submit(*call)
-        pools.discard(pool)
-        pool = start()
-        pools.add(pool)
-        return pool, pool.submit(*call)
-
-    def work() -> None:
-        pool = None
-        while waiting and not over.is_set():
-            with contextlib.suppress(IndexError):  # another thread took the last one
-                place, call = waiting.popleft()
-                try:
-                    pool, result = begin(pool, call)
-                    results[place] = result.result()
-                except KeyboardInterrupt:
-                    return  # of a worker that was stopped
-                except BrokenProcessPool:
-                    lost(place, "its worker was killed, perhaps since memory ran out")
-                except Exception as error:
-                    lost(place, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-        if pool is not None:
-            pool.shutdown()
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    except BaseException:
-        # Each worker ends its cell as Ctrl-C would; what has not ended after a while is killed.
-        over.set()
-        for pool in list(pools):
-            for worker in list(pool._processes or ()):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGTERM)
-        until = time.monotonic() + GRACE
-        for thread in threads:
-            thread.join(max(0, until - time.monotonic()))
-        for pool in list(pools):
-            pool.shutdown(wait=False, kill_workers=True)
-        raise
-    return results
 
 
 class Display:

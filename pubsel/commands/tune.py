@@ -8,8 +8,9 @@ One program, which is (epsilon, delta)-private as a whole. Private units are on 
 - The other half measures the released model, with all of epsilon and delta (`pubsel.release.measurement`). Its counts
   are not those that chose, so no interval is about the luckiest of several.
 
-Each run is a separate `pubsel run`, one after another, in a folder that only the owner can read and that is removed
-at the end. A run that gives no model has the lowest score: a command that stopped would say something of the data.
+Each run is a separate `pubsel run`, one after another or `jobs` at a time, in a folder that only the owner can read and
+that is removed at the end. A run that gives no model has the lowest score: a command that stopped would say something
+of the data.
 """
 
 import itertools
@@ -41,7 +42,7 @@ from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
 from pubsel.settings.keys import POOL, Accounting, RunConfig, Take, TuneConfig
 from pubsel.settings.schema import check
-from pubsel.training import needs
+from pubsel.training import needs, workers
 from pubsel.training.once import Prepared, planned_map, released_once
 
 WIDE = 0.1  # how far apart noise alone may set two scores, above which choosing hardly pays
@@ -97,6 +98,11 @@ class Scored(NamedTuple):
 def run(settings: TuneConfig) -> str:
     """Print the plan, then make the runs, choose, and measure; return what to print. UsageError for settings that do
     not fit together, UserError if no run gives a model."""
+    return tuned(settings)[2]
+
+
+def tuned(settings: TuneConfig) -> tuple[dict[str, Any], Path, str]:
+    """Do the same, and return the record, which is empty if only the plan is wanted, its folder, and what to print."""
     private = {} if settings.private is None else {"pair.private": settings.private}
     words = records.expanded("run", [*settings.words, *words_of(private)])
     with composed("run", words, next(iter(own_folders()), None)) as values:
@@ -113,9 +119,9 @@ def run(settings: TuneConfig) -> str:
             tuning = _planned(candidates, name, what, runs)
             plan = "\n".join(_plan(settings, tuning))
             if settings.dry:
-                return f"{plan}\ndry=true: nothing was trained, and nothing spent"
+                return {}, folder, f"{plan}\ndry=true: nothing was trained, and nothing spent"
 
-        record, is_new = records.recorded(folder, lambda: _released(tuning, plan))
+        record, is_new = records.recorded(folder, lambda: _released(tuning, plan, settings))
         try:
             if (folder / RUNS).exists():
                 shutil.rmtree(folder / RUNS)
@@ -125,7 +131,8 @@ def run(settings: TuneConfig) -> str:
         if not is_new and has_paths([first.pair.private, *sets_of(first.pair)]):
             say(f"{name}: finished before; if its files have changed, delete {folder}{ledger.again(folder)}")
     chosen = f"  chosen, of {len(requested)}: {record['tuning']['chosen']}"
-    return f"{training.show_run(record)}\n{chosen}\n  To give it away: pubsel export {name} to=FOLDER"
+    give = f"  To give it away: pubsel export {name} to=FOLDER"
+    return record, folder, f"{training.show_run(record)}\n{chosen}\n{give}"
 
 
 # The plan
@@ -270,7 +277,7 @@ def _plan(settings: TuneConfig, tuning: Tuning) -> Iterator[str]:
 # The release
 
 
-def _released(tuning: Tuning, plan: str) -> dict[str, Any]:
+def _released(tuning: Tuning, plan: str, settings: TuneConfig) -> dict[str, Any]:
     """Make the runs, and return the record of the best, without provenance. UserError if none gives a model. plan: its
     lines."""
     cell, task = tuning.cell, tuning.candidates[0].task
@@ -290,6 +297,8 @@ def _released(tuning: Tuning, plan: str) -> dict[str, Any]:
         secret = cell.streams.secret(RUNS, units_of(task), public, {}, decides, spending)
         drawn = released_once(cell.folder / "draws.pt", secret, lambda: {"candidates": draw(tuning, secret)})
 
+        if settings.jobs > 1:
+            _make_side_by_side(tuning, drawn["candidates"], settings)
         best = _best(tuning, drawn["candidates"])
         if best is None:
             raise UserError(f"{cell.name}: no run gave a model: lower the learning rates; its epsilon is spent")
@@ -312,17 +321,52 @@ def _best(tuning: Tuning, drawn: list[int]) -> Scored | None:
     return best
 
 
-def _score(tuning: Tuning, number: int, candidate: Candidate) -> Scored | None:
-    """Make a run and return it with its noisy score; None if it gives no model, which is not tried again."""
-    place = tuning.cell.folder / RUNS / str(number)
-    if (place / FAILED).exists():
-        return None
+def _make_side_by_side(tuning: Tuning, drawn: list[int], settings: TuneConfig) -> None:
+    """Make the runs in processes, `jobs` at a time. What one of them loses is made again one after another, where what
+    stops a run is an error of the command."""
+    whole, folder = tuning.cell.folder, next(iter(own_folders()), None)
+    calls = []
+    for number, place in enumerate(drawn):
+        candidate, of_run = tuning.candidates[place], whole / RUNS / str(number)
+        if not (of_run / FAILED).exists():
+            calls.append((_made_apart, folder, _of_run(tuning, candidate, of_run), of_run))
+    first = tuning.candidates[0].settings
+    (whole / RUNS).mkdir(parents=True, exist_ok=True)
+    side_by_side, start = workers.workers_of(whole / RUNS, len(calls), settings.jobs, first.device.name, first.threads)
+    workers.run_parallel(calls, side_by_side, start, lambda *_: None)
+
+
+def _made_apart(folder: Path | None, settings: RunConfig, place: Path) -> None:
+    """Make a run in the process of a worker, which knows neither the folder of the user's own options nor whether
+    weights may be fetched."""
+    with composed("run", words_of({"download": settings.download}), folder):
+        _made(settings, place)
+
+
+def _of_run(tuning: Tuning, candidate: Candidate, place: Path) -> RunConfig:
+    """Return the settings of a run, with its part of the budget."""
     privacy = replace(candidate.settings.privacy, delta=tuning.delta)
-    settings = replace(candidate.settings, epsilon=tuning.epsilon, privacy=privacy, results=str(place))
+    return replace(candidate.settings, epsilon=tuning.epsilon, privacy=privacy, results=str(place))
+
+
+def _score(tuning: Tuning, number: int, candidate: Candidate) -> Scored | None:
+    """Make a run if it is not there, and return it with its noisy score; None if it gives no model, which is not tried
+    again."""
+    place = tuning.cell.folder / RUNS / str(number)
+    record = None if (place / FAILED).exists() else _made(_of_run(tuning, candidate, place), place)
+    if record is None:
+        return None
+    figures = record["quality"]["figures"]
+    score = figures.get(record["metric"]) or figures["accuracy"]
+    return Scored(score[0], record, place / "runs" / record["identity"], candidate)
+
+
+def _made(settings: RunConfig, place: Path) -> dict[str, Any] | None:
+    """Return the record of a run that is made in `place`; None if it gives no model."""
     try:
         place.mkdir(parents=True, exist_ok=True)
         with _quiet(place):  # the whole has one line in the ledger, its runs have none
-            record = training.run(settings)
+            return training.run(settings)
     except Exception as error:
         # a wrong setting, a full disk and a lack of memory end the command, which can be resumed; all else may follow
         # from private data, and is an outcome like any other
@@ -332,9 +376,6 @@ def _score(tuning: Tuning, number: int, candidate: Candidate) -> Scored | None:
             raise
         write_whole(place / FAILED, "", private=True)
         return None
-    figures = record["quality"]["figures"]
-    score = figures.get(record["metric"]) or figures["accuracy"]
-    return Scored(score[0], record, place / "runs" / record["identity"], candidate)
 
 
 @contextmanager

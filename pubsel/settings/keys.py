@@ -630,6 +630,7 @@ class TuneConfig:
         over=0,
         below=1,
     )
+    jobs: int = setting("runs at a time, each in a process; GPUs are taken in turn", at_least=1, neutral=True)
     words: list[str] = setting("further settings, of pubsel run")
     dry: bool = setting("print the plan only", neutral=True)
 
