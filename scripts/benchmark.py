@@ -410,7 +410,7 @@ WORK = {
     "dp_sgd_mlp": _network(dp_sgd, "mlp", 512, 512),
     "dp_sgd_token_mlps": _network(dp_sgd, "token_mlps", 64, None),
     "dp_sgd_cnn64": _network(dp_sgd, "cnn64", 128, None),
-    "dp_sgd_vit_tiny": _network(dp_sgd, "vit_tiny", 16, None),
+    "dp_sgd_vit_tiny": _network(dp_sgd, "vit_tiny", 16, None)._replace(twins=False),
     "dp_sgd_convnext_atto": _network(dp_sgd, "convnext_atto", 32, None),
     "dp_sgd_mobilenetv2": _network(dp_sgd, "mobilenetv2", 32, None),
     "dp_sgd_dense_block": _network(dp_sgd, "dense_block", 64, None),
