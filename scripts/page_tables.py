@@ -1,7 +1,8 @@
-"""Fills the tables of pages from the tables of results: python scripts/page_tables.py
+"""Generates README.md and results/*.md from the templates next to them (NAME.md.jinja), whose numbers are looked up
+(lookup.py), and fills the tables of docs/*.md: python scripts/page_tables.py
 
-A comment right before a table of a page (results/README.md, docs/*.md) names the CSV file below results, which of its
-rows to take, which columns the first cells of a line stand for, and which one the head of the other cells does:
+A comment right before a table of a page or template names the CSV file below results, which of its rows to take, which
+columns the first cells of a line stand for, and which one the head of the other cells does:
 
     <!-- table: tables/recipes.csv model=mobilenetv2 label=untuned|tuned: private, algorithm; epsilon -->
 
@@ -14,13 +15,18 @@ added.
 
 import csv
 import re
+import sys
 from pathlib import Path
 
 from pubsel.files import write_whole
 from pubsel.messages import UserError
 
+sys.path.insert(0, str(Path(__file__).parent))
+import lookup
+
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEMPLATES = sorted(path for folder in (ROOT, ROOT / "results") for path in folder.glob("*.md.jinja"))
 TABLE = re.compile(r"<!-- table: (\S+\.csv)([^:]*): ([^;]+); (\S+) -->\n(\|.*\n)\|[-|]+\n((?:\|.*\n)+)")
 MEANT = {
     "no public data": {"public": ""},
@@ -108,13 +114,24 @@ def table(match: re.Match[str]) -> str:
     return match.group(0)[:end] + "\n".join(lines) + "\n"
 
 
+def generated(template: Path) -> str:
+    """Return the page of a template."""
+    name = str(template.relative_to(ROOT))
+    try:
+        text = filled(lookup.rendered(template.read_text(), name))
+    except UserError as error:
+        raise UserError(f"{name}: {error}" if name not in str(error) else str(error)) from None
+    return f"<!-- Generated from {template.name} by scripts/page_tables.py. -->\n\n{text}"
+
+
 def main() -> None:
-    """Fill the tables of all pages, and name the pages that changed."""
-    for page in PAGES:
-        text = page.read_text()
-        if filled(text) != text:
-            write_whole(page, filled(text))
-            print(f"{page.relative_to(ROOT)}: filled")
+    """Fill the tables of all pages, generate those of templates, and name the pages that changed."""
+    made = {page: filled(page.read_text()) for page in PAGES}
+    made |= {template.with_suffix(""): generated(template) for template in TEMPLATES}
+    for page, text in made.items():
+        if not page.exists() or page.read_text() != text:
+            write_whole(page, text)
+            print(f"{page.relative_to(ROOT)}: written")
 
 
 if __name__ == "__main__":
