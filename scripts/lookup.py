@@ -143,8 +143,10 @@ def rendered(text: str, page: str) -> str:
     environment.globals["peers"] = lambda: verdict.table(verdict.verdicts(verdict.read(ROOT / "results/benchmark.csv")))
     try:
         return environment.from_string(text).render()
-    except jinja2.TemplateError as error:
-        raise UserError(f"{page}: {error}") from None
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"{page}, line {error.lineno}: {error.message}: mend the page") from None
+    except jinja2.UndefinedError as error:
+        raise UserError(f"{page}: {error.message}: mend the page") from None
 
 
 def _read(results: Path, file: str) -> list[Row]:

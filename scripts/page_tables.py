@@ -16,6 +16,7 @@ added.
 import csv
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from pubsel.files import write_whole
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 TEMPLATES = sorted(path for folder in (ROOT, ROOT / "results") for path in folder.glob("*.md.jinja"))
 TABLE = re.compile(r"<!-- table: (\S+\.csv)([^:]*): ([^;]+); (\S+) -->\n(\|.*\n)\|[-|]+\n((?:\|.*\n)+)")
+WIDTH = 120
 MEANT = {
     "no public data": {"public": ""},
     "tuned": {"label": "tuned"},
@@ -114,11 +116,29 @@ def table(match: re.Match[str]) -> str:
     return match.group(0)[:end] + "\n".join(lines) + "\n"
 
 
+def wrapped(text: str) -> str:
+    """Return the text with its long lines broken, except in tables, headings, comments and blocks of code."""
+    lines, code = [], False
+    for line in text.splitlines():
+        code ^= line.startswith("```")
+        mark = re.match(r"\s*(?:[-*] |\d+\. )?", line)
+        if code or len(line) <= WIDTH or line.startswith(("|", "#", "<", "    ")) or mark is None:
+            lines.append(line)
+        else:
+            later = " " * len(mark.group())
+            broken = textwrap.wrap(
+                line, WIDTH, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+            )
+            lists = any(re.match(r"\s*([-*+#]+|\d+\.)( |$)", part) for part in broken[1:])  # to Markdown
+            lines += [line] if lists else broken
+    return "\n".join(lines) + "\n"
+
+
 def generated(template: Path) -> str:
     """Return the page of a template."""
     name = str(template.relative_to(ROOT))
     try:
-        text = filled(lookup.rendered(template.read_text(), name))
+        text = filled(wrapped(lookup.rendered(template.read_text(), name)))
     except UserError as error:
         raise UserError(f"{name}: {error}" if name not in str(error) else str(error)) from None
     return f"<!-- Generated from {template.name} by scripts/page_tables.py. -->\n\n{text}"
@@ -135,4 +155,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(str(error)) from None
