@@ -6,7 +6,7 @@ The first word is a table of results/tables, a CSV file below results/ (figures/
 (records/audits), whose keys are joined by dots. The second names the row: words such as key=value, key=value|value,
 key!=value, key>0 and key<0. Blanks and line ends of a value are written as commas, an empty value as NONE. `number`
 rejects what matches no row or several; so do `spread` (mean ± deviation), `interval` (value [low, high]) and `verdict`.
-`apart` subtracts the second of two rows, key=first|second, from the first. `span` writes the least and the most of the
+`apart` subtracts the second of two rows, key=first|second, or the row of its word `minus`, from the first. `span` writes the least and the most of the
 rows, `mean` their mean, `count` how many there are. `peers()` is the table of benchmark.csv against other libraries.
 """
 
@@ -88,9 +88,9 @@ class Numbers:
         low, high = (self.value(file, row, f"{column}_{end}") for end in ("low", "high"))
         return "ahead" if low > 0 else "behind" if high < 0 else "level"
 
-    def apart(self, file: str, where: str, column: str = "utility", digits: int = 1) -> str:
-        """Return the number of the first row minus that of the second."""
-        rows = self.rows(file, where)
+    def apart(self, file: str, where: str, column: str = "utility", digits: int = 1, minus: str = "") -> str:
+        """Return the number of the first row minus that of the second, or of the row `minus`."""
+        rows = [self.row(file, where), self.row(file, minus)] if minus else self.rows(file, where)
         if len(rows) != 2:
             self._fail(file, f"{len(rows)} rows, not two, are {where}")
         first, second = (self.value(file, row, column) for row in rows)

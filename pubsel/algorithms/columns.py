@@ -5,8 +5,7 @@ Columns of a table differ by orders, so that a row of norm 1 would be one column
 
 A histogram of each column has bins at half octaves of the magnitude, from 2^-20 to 2^20, of both signs: nobody needs
 to know in which unit a column is. Counts that noise alone may reach are zero; of the others come mean and deviation,
-of values clipped to the quantiles TAIL and 1 - TAIL. docs/method.md shows what the constants were chosen
-by, and on which tables.
+of values clipped to the quantiles TAIL and 1 - TAIL. results/study_columns.md compares it with others.
 """
 
 import math

@@ -25,8 +25,8 @@ directions as the budget allows, and where their covariance says little of which
 alike: then the budget decides, by whether it can tell class means apart in all of them.
 
 The number of directions and steps, the learning rate and the clip norm follow from numbers that are public: how many
-examples and classes there are, and the budget (`Facts`). docs/method.md says how the constants were chosen, and what
-was tried in vain.
+examples and classes there are, and the budget (`Facts`). results/study_head.md says how the constants were chosen,
+and what was tried in vain.
 """
 
 import copy
