@@ -126,9 +126,7 @@ def wrapped(text: str) -> str:
             lines.append(line)
         else:
             later = " " * len(mark.group())
-            broken = textwrap.wrap(
-                line, WIDTH, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
-            )
+            broken = textwrap.wrap(line, WIDTH, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
             lists = any(re.match(r"\s*([-*+#]+|\d+\.)( |$)", part) for part in broken[1:])  # to Markdown
             lines += [line] if lists else broken
     return "\n".join(lines) + "\n"

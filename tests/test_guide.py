@@ -118,7 +118,7 @@ def test_what_needs_no_training_runs(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, *(CHECKOUT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "results/README.md"))],
+    [*PAGES, *(CHECKOUT / name for name in ("CONTRIBUTING.md", "SECURITY.md")), *(CHECKOUT / "results").glob("*.md")],
     ids=lambda page: str(page.relative_to(CHECKOUT)),
 )
 def test_what_a_page_names_is_there(page: Path) -> None:
