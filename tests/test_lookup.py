@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pages
 import pytest
@@ -10,11 +11,11 @@ import pytest
 from pubsel.messages import UserError
 from pubsel.settings import CONF
 
-ROOT = CONF.parent
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(CONF.parent / "scripts"))
 import lookup
 import page_tables
 
+ROOT = CONF.parent
 RACE = """# a comment
 private,public,epsilon,label,utility,utility_std,gain,gain_low,gain_high
 a,,0.1,two words,63.949,1.14,2.5,0.5,4.5
@@ -149,19 +150,14 @@ def test_the_numbers_of_each_page_of_the_guide_are_there(page: Path, monkeypatch
 
 
 def test_the_site_looks_numbers_up_in_the_pages_of_docs_alone(results: Path) -> None:
-    class Page:
-        meta: dict = {}
-
-        class file:  # noqa: N801
-            src_uri, generated_by = "choose.md", None
-
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="choose.md", generated_by=None))
     expression = '{{ number("race", "private=b") }}'
-    assert pages.hooks().on_page_markdown(expression, Page) == "40.2"
-    Page.file.generated_by = "a hook"
-    assert pages.hooks().on_page_markdown(expression, Page) == expression
-    Page.file.generated_by = None
+    assert pages.hooks().on_page_markdown(expression, page) == "40.2"
+    page.file.generated_by = "a hook"
+    assert pages.hooks().on_page_markdown(expression, page) == expression
+    page.file.generated_by = None
     with pytest.raises(Exception, match=r"docs/choose.md: race: no row is private=c"):
-        pages.hooks().on_page_markdown(expression.replace("=b", "=c"), Page)
+        pages.hooks().on_page_markdown(expression.replace("=b", "=c"), page)
 
 
 def test_pages_are_as_short_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
