@@ -139,7 +139,7 @@ def generated(template: Path) -> str:
         text = filled(wrapped(lookup.rendered(template.read_text(), name)))
     except UserError as error:
         raise UserError(f"{name}: {error}" if name not in str(error) else str(error)) from None
-    return f"<!-- Generated from {template.name} by scripts/page_tables.py. -->\n\n{text}"
+    return f"<!-- Generated from {template.name} by scripts/page_tables.py. -->\n{text}"
 
 
 def main() -> None:

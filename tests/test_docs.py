@@ -1,6 +1,5 @@
 """The site, the README, the citation: they are built, complete, and say what the code and the records say."""
 
-import csv
 import re
 import subprocess
 import sys
@@ -23,17 +22,6 @@ from pubsel.settings.schema import keys_of
 from tests.made import only_record
 
 CHECKOUT = pages.CHECKOUT
-ROW = {  # method, setting and public data in the README: algorithm, label, public data, words of the setting
-    ("GEP", "paper's", "Fashion-MNIST"): ("gep", "paper", "fashion_mnist", ""),
-    ("GEP", "paper's", "flowers5, for Flowers-102"): ("gep", "paper", "flowers5", ""),
-    ("GEP", "paper's", "MNIST"): ("gep", "paper", "mnist", ""),
-    ("GEP", "its authors' code", "Fashion-MNIST"): ("gep", "official", "fashion_mnist", ""),
-    ("GEP", "its authors' code", "flowers5, for Flowers-102"): ("gep", "official", "flowers5", ""),
-    ("GEP", "its authors' code", "MNIST"): ("gep", "official", "mnist", ""),
-    ("DP-SGD", "GEP authors' code", "none"): ("dp_sgd", "official", "", ""),
-    ("DP-SGD", "paper's", "none"): ("dp_sgd", "paper", "", ""),
-    ("DP-SGD", "tuned on test data (oracle)", "none"): ("dp_sgd", "tuned", "", "=1.0 training.learning_rate=0.3"),
-}
 
 
 # What is generated
@@ -175,29 +163,6 @@ def test_the_readme_is_a_front_door() -> None:
     text = (CHECKOUT / "README.md").read_text()
     assert text.count("\n") <= 130
     assert len(re.findall(r"^- \*\*", text, re.MULTILINE)) == 5
-
-
-def test_the_table_of_the_readme_has_the_numbers_of_the_results() -> None:
-    """Ours and the paper's; the interval of a single seed is of the test examples of its record."""
-    with (CHECKOUT / "results" / "tables" / "gsd_table2.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["private"] == "fashion_mnist" and row["utility"]]
-    table = (CHECKOUT / "README.md").read_text().split("| method | setting |")[1].split("\n\n")[0].splitlines()[2:]
-    assert len(table) == len(ROW)
-    for line in table:
-        *name, ours, paper = [cell.strip() for cell in line.strip("|").split("|")]
-        algorithm, label, public, setting = ROW[tuple(name)]  # type: ignore[index]
-        (row,) = [
-            r
-            for r in rows
-            if (r["algorithm"], r["label"], r["public"]) == (algorithm, label, public) and setting in r["setting"]
-        ]
-        assert float(paper) == float(row["paper_utility"])
-        mean, *bounds = map(float, re.findall(r"[\d.]+", ours))
-        assert mean == float(row["utility"])
-        if row["utility_std"]:
-            assert bounds == [float(row["utility_std"])]
-            continue
-        assert bounds == [float(row["utility_low"]), float(row["utility_high"])]
 
 
 def test_the_pictures_are_those_of_the_records(tmp_path: Path) -> None:

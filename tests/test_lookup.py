@@ -114,10 +114,10 @@ def test_a_template_is_filled_and_its_long_lines_broken(results: Path, monkeypat
     (results / "page.md.jinja").write_text(text)
     lines = page_tables.generated(results / "page.md.jinja").splitlines()
     assert lines[0] == "<!-- Generated from page.md.jinja by scripts/page_tables.py. -->"
-    assert lines[2].startswith("- 40.2 word")
-    assert lines[3].startswith("  word")
-    assert len(lines[2]) <= page_tables.WIDTH
-    assert words.strip() in [line.strip() for line in lines[5:]]
+    assert lines[1].startswith("- 40.2 word")
+    assert lines[2].startswith("  word")
+    assert len(lines[1]) <= page_tables.WIDTH
+    assert words.strip() in [line.strip() for line in lines[4:]]
     (results / "page.md.jinja").write_text("{{ number('race', 'private=c') }}")
     with pytest.raises(UserError, match=r"results/page.md.jinja: race: no row is private=c"):
         page_tables.generated(results / "page.md.jinja")
