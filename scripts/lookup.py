@@ -7,8 +7,8 @@ The first word is a table of results/tables, a CSV file below results/ (figures/
 key!=value, key>0 and key<0. Blanks and line ends of a value are written as commas, an empty value as NONE. `number`
 rejects what matches no row or several; so do `spread` (mean ± deviation), `interval` (value [low, high]) and `verdict`.
 `apart` subtracts the second of two rows, key=first|second, or the row of its word `minus`, from the first. `span`
-writes the least and the most of the rows, `mean` their mean, `count` how many there are. `peers()` is the table of
-benchmark.csv against other libraries.
+writes the least and the most of the rows, `mean` their mean, `count` how many there are.
+`peers()` is the table of benchmark.csv against other libraries, `rivals()` that of tables_race.csv against its rivals.
 """
 
 import csv
@@ -142,12 +142,19 @@ def rendered(text: str, page: str) -> str:
     )
     environment.globals |= {name: getattr(numbers, name) for name in functions}
     environment.globals["peers"] = lambda: verdict.table(verdict.verdicts(verdict.read(ROOT / "results/benchmark.csv")))
+    environment.globals["rivals"] = _rivals
     try:
         return environment.from_string(text).render()
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"{page}, line {error.lineno}: {error.message}: mend the page") from None
     except jinja2.UndefinedError as error:
         raise UserError(f"{page}: {error.message}: mend the page") from None
+
+
+def _rivals() -> str:
+    from tables_race import differences  # late: it imports torch, which other pages do not need
+
+    return differences(ROOT / "results/tables_race.csv")
 
 
 def _read(results: Path, file: str) -> list[Row]:
