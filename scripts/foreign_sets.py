@@ -1,4 +1,4 @@
-"""What a foreign public set covers of private images, and what it gains or costs, by which the threshold of coverage was set.
+"""What a foreign public set covers of private images, and what it gains or costs: the source of the threshold of 60 %.
 
 It reads the records of this sweep, and loads the same data again:
 

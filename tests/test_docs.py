@@ -78,6 +78,27 @@ def test_the_reference_of_the_record_has_the_keys_of_the_records_in_the_reposito
         assert {key for key in record if key not in records.RECORD} <= {"k", "m"}, record["identity"]
 
 
+def test_the_differences_from_the_papers_are_those_of_conf() -> None:
+    page = (CHECKOUT / "docs" / "reproduce.md").read_text().split("## Differences from the papers")[1].split("\n## ")[0]
+    page = " ".join(page.split())
+
+    def conf(name: str) -> dict:
+        return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+
+    assert conf("distance/gsd")["parameters"] == "weights"
+    assert "runs 50 epochs" in page
+    assert conf("training/gep")["epochs"] == 50
+    assert "/training" not in str(conf("experiment/gep_svhn")["defaults"])
+    assert "three dampings, 0.001, 0.1 and 1." in page
+    assert "run algorithm=adadps algorithm.damping=0.001,0.1,1" in conf("tables/pillar_table2")["runs"]
+    assert "of the public training, 0.01 (CLIP: 5e-5)" in page
+    assert (conf("paper/adamix")["pretrain_rate"], conf("algorithm/adamix_clip")["pretrain_rate"]) == (0.01, 5e-5)
+    assert "private learning rates** are 0.001, 0.0025 and 0.005" in page
+    assert conf("work/adamix_figures")["common"].startswith("training.learning_rate=0.001,0.0025,0.005")
+    assert "20,000 steps in place of n^2 - 1" in page
+    assert conf("algorithm/noisy_sgd")["steps"] == 20000
+
+
 # The site
 
 
