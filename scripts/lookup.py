@@ -4,8 +4,8 @@
 
 The first word is a table of results/tables, a CSV file below results/ (figures/adamix.csv), or a folder of JSON records
 (records/audits), whose keys are joined by dots. The second names the row: words such as key=value, key=value|value,
-key!=value, key>0 and key<0. Blanks and line ends of a value are written as commas, an empty value as NONE. `number`
-rejects what matches no row or several; so do `spread` (mean ± deviation), `interval` (value [low, high]) and `verdict`.
+key^=beginning, key!=value, key>0 and key<0. Blanks and line ends of a value are written as commas, an empty value as
+NONE. `number` rejects what matches no row or several; so do `spread` (mean ± deviation), `interval` (value [low, high]) and `verdict`.
 `apart` subtracts the second of two rows, key=first|second, or the row of its word `minus`, from the first. `span`
 writes the least and the most of the rows, `mean` their mean, `count` how many there are.
 `peers()` is the table of benchmark.csv against other libraries, `rivals()` that of tables_race.csv against its rivals.
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import verdict
 
 ROOT = Path(__file__).resolve().parent.parent
-CONDITION = re.compile(r"([^\s=!<>]+)(!=|=|<|>)(\S+)")
+CONDITION = re.compile(r"([^\s=!<>^]+)(!=|\^=|=|<|>)(\S+)")
 DEVIATIONS = ("{}_std", "std", "deviation")  # columns of the deviation of a column
 
 Row = dict[str, str]
@@ -178,6 +178,8 @@ def _flat(record: dict[str, Any], before: str = "") -> list[tuple[str, str]]:
 def _meets(cell: str, sign: str, value: str) -> bool:
     if sign in "<>":
         return bool(cell) and (float(cell) < float(value) if sign == "<" else float(cell) > float(value))
+    if sign == "^=":
+        return _word(cell).startswith(value)
     return (_word(cell) in value.split("|")) == (sign == "=")
 
 

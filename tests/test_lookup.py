@@ -53,6 +53,7 @@ def shown(expression: str) -> str:
         ('number("race", "utility>50")', "63.9"),
         ('number("race", "utility<0", digits=2)', "-0.04"),
         ('number("speed.csv", "what=start", "seconds", 0)', "2"),
+        ('number("speed.csv", "what^=st", "seconds", 0)', "2"),
         ('number("records/audits", "name=x refuted=False", "plan.steps", 0)', "100"),
         ('number("records/audits", "plan.unit=NONE", "plan.steps", 0)', "100"),
         ('spread("race", "private=a public=NONE")', "63.9 ± 1.1"),
