@@ -5,9 +5,9 @@
 The first word is a table of results/tables, a CSV file below results/ (figures/adamix.csv), or a folder of JSON records
 (records/audits), whose keys are joined by dots. The second names the row: words such as key=value, key=value|value,
 key^=beginning, key!=value, key>0 and key<0. Blanks and line ends of a value are written as commas, an empty value as
-NONE. `number` rejects what matches no row or several; so do `spread` (mean ± deviation), `interval` (value [low, high]) and `verdict`.
-`apart` subtracts the second of two rows, key=first|second, or the row of its word `minus`, from the first. `span`
-writes the least and the most of the rows, `mean` their mean, `count` how many there are.
+NONE. `number` rejects what matches no row or several; so do `spread` (mean ± deviation), `interval` (value [low, high])
+and `verdict`. `apart` subtracts the second of two rows, key=first|second, or the row of its word `minus`, from the
+first. `span` writes the least and the most of the rows, `mean` their mean, `count` how many there are.
 `peers()` is the table of benchmark.csv against other libraries, `rivals()` that of tables_race.csv against its rivals.
 """
 
