@@ -2,122 +2,67 @@
 
     python docs/pictures/draw.py
 
-utility: what GEP reaches with public data near and far, from the records in results/records (`pubsel table gsd_table2`
-and `pubsel table medical_ours` have the same numbers). architecture: how data, algorithms, the training loop and
-records belong together.
+gain: accuracy against epsilon, from results/tables/recipes.csv and results/opacus_head.csv. architecture: how data,
+algorithms, the training loop and records belong together.
 """
 
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import binom
 
-from pubsel.papers import figures, join
-from pubsel.records import read_records
+from pubsel.papers import figures
 
 HERE = Path(__file__).resolve().parent
 INK = {"light": "#1f2328", "dark": "#e6edf3"}
-LINE = {"light": ("#0b6e4f", "#b4540a"), "dark": ("#5fd3a5", "#f0a35e")}  # points; the level without public data
+LINES = {  # of rows, the last of the script
+    "light": ("#0b6e4f", "#0b6e4f", "#5a8f7b", "#7a4fb5", "#b4540a"),
+    "dark": ("#5fd3a5", "#5fd3a5", "#9fcbb8", "#c3a3f0", "#f0a35e"),
+}
+DASHES = ("-", "--", ":", "-")
 BOX = {"light": "#eef4f1", "dark": "#1d2b27"}
 PRIVATE = {"light": "#fdf1e6", "dark": "#33261a"}
-PANELS = {  # private data: the table, the label of its rows, and what stands beside the axis
-    "fashion_mnist": ("gsd_table2", "official", "Fashion-MNIST: accuracy, %"),
-    "ham10000": ("medical_ours", "head", "HAM10000: AUC, %"),
-    "kagchest": ("medical_ours", "head", "KagChest: accuracy, %"),
+PANELS = {  # private data, and the text next to the axis
+    "flowers5": "flowers5: accuracy, %",
+    "cifar10": "CIFAR-10: accuracy, %",
+    "ham10000": "HAM10000: AUC, %",
 }
-PLACES = {  # where the name of a public set stands beside its point: points to the right, points up, alignment
-    ("fashion_mnist", "mnist"): (9, 6, "left"),
-    ("ham10000", "ham10000"): (9, -13, "left"),
-    ("ham10000", "flowers5"): (8, 7, "left"),
-    ("ham10000", "tiny_imagenet"): (-8, 2, "right"),
-    ("ham10000", "cifar10"): (-8, -6, "right"),
-    ("ham10000", "fashion_mnist"): (8, -3, "left"),
-    ("ham10000", "kagchest"): (8, -6, "left"),
-    ("kagchest", "ham10000"): (8, 2, "left"),
-    ("kagchest", "cifar10"): (-8, -12, "right"),
-    ("kagchest", "chestxray_pneumonia"): (-9, 0, "right"),
-    ("kagchest", "kagchest"): (9, -20, "left"),
+OURS = "model == 'mobilenetv2' and algorithm == 'whitened_head' and epsilon > 0 and "
+ROWS = {  # of the table `recipes`
+    "pubsel, labelled public images": OURS + "label == 'untuned' and public == private",
+    "pubsel, unlabelled public images": OURS + "label == 'unlabelled'",
+    "pubsel, no public images": OURS + "label == 'untuned' and public.isna()",
+    "PILLAR": "model == 'mobilenetv2' and algorithm == 'pillar' and label == 'untuned'",
 }
-NAMES = {"chestxray_pneumonia": "chest X-rays"}
+SCRIPT = "Opacus, best of three rates (oracle)"
+EPSILONS = (0.1, 0.3, 1, 2)
 
 
-# Utility against distance
+# Accuracy against epsilon
 
 
-def utility(theme: str, made: dict[str, join.Table]) -> Figure:
-    """GEP on three private sets, a point for each public set; the dashed level is DP-SGD in the same setting, without
-    public data."""
+def gain(theme: str, race: pandas.DataFrame, script: pandas.DataFrame) -> Figure:
+    """Our head with public data, with and without their labels, and without public data; PILLAR, and a short script of
+    Opacus, of which the test set chooses one of three learning rates."""
     with figures.style():
-        figure = Figure(figsize=(10.4, 3.3), layout="constrained")
-        for axis, (private, (name, label, beside)) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
-            shown = made[name].frame.assign(cell=made[name].cells)
-            _panel(axis, shown[(shown["private"] == private) & (shown["label"] == label)], theme)
-            axis.set_ylabel(beside, fontsize=11)
-            axis.set_xlabel("distance of the public data", fontsize=11)
-            axis.set_title(_correlation(made[name].ranks, private, label), loc="left", fontsize=11)
+        figure = Figure(figsize=(10.4, 3.9), layout="constrained")
+        for axis, (private, beside) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
+            rows = race[race["private"] == private]
+            for colour, dash, (name, where) in zip(LINES[theme][:-1], DASHES, ROWS.items(), strict=True):
+                line = rows.query(where).sort_values("epsilon")
+                bars = {"yerr": line["utility_std"], "capsize": 0}
+                axis.errorbar(line["epsilon"], line["utility"], **bars, color=colour, ls=dash, marker="o", label=name)
+            best = 100 * script[script["private"] == private].groupby("epsilon")["utility"].max()
+            axis.plot(best.index, best, color=LINES[theme][-1], ls=":", marker="s", label=SCRIPT)
+            axis.set(xscale="log", ylabel=beside, xlabel="epsilon")
+            axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
+            axis.minorticks_off()
+        handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+        ordered = {name: handles[name] for name in (*ROWS, SCRIPT)}
+        figure.legend(ordered.values(), ordered.keys(), loc="outside lower center", ncols=3, fontsize=11)
     return figure
-
-
-def _correlation(ranks: pandas.DataFrame, private: str, label: str) -> str:
-    """Spearman's rank correlation of distance and utility, with its interval if there are several seeds."""
-    belongs = (ranks["private"] == private) & (ranks["label"] == label) & (ranks["algorithm"] == "gep")
-    (row,) = ranks[belongs].to_dict("records")
-    low, high = row.get("spearman_low"), row.get("spearman_high")
-    interval = "" if pandas.isna(low) else f" [{low:.2f}, {high:.2f}]"
-    return f"rank correlation {row['spearman']:.2f}{interval}".replace("-", "−")
-
-
-def spread(row: pandas.Series) -> list[float]:
-    """What lies below and above a utility, in percent: one standard deviation over seeds; of a single seed the 95 %
-    interval over test examples."""
-    if not pandas.isna(row["utility_std"]):
-        return [row["utility_std"], row["utility_std"]]
-    (record,) = row["cell"].records
-    bounds = binom.interval(0.95, record["test_examples"], record["utility"])
-    low, high = (100 * count / record["test_examples"] for count in bounds)
-    return [row["utility"] - low, high - row["utility"]]
-
-
-def _panel(axis: Axes, rows: pandas.DataFrame, theme: str) -> None:
-    points, level = LINE[theme]
-    gep = rows[rows["algorithm"] == "gep"]
-    bars = np.array([spread(row) for _, row in gep.iterrows()]).T  # [2, points]
-    axis.errorbar(gep["distance"], gep["utility"], bars, gep["distance_std"], ls="none", marker="o", color=points)
-    for _, row in gep.iterrows():
-        x, y, side = PLACES.get((row["private"], row["public"]), (9, 5, "left"))
-        axis.annotate(
-            NAMES.get(row["public"], row["public"]),
-            (row["distance"], row["utility"]),
-            (x, y),
-            textcoords="offset points",
-            ha=side,
-            fontsize=10,
-            color=figures.INK,
-        )
-
-    # The clip norm of DP-SGD is that of GEP's embedding: 5 on Fashion-MNIST, 3 elsewhere.
-    without = rows[(rows["algorithm"] == "dp_sgd") & ~rows["setting"].fillna("").str.contains("clip_norm=0.1")]
-    (none,) = without.to_dict("records")
-    axis.axhline(none["utility"], color=level, ls="--", lw=1.4)
-    axis.axhspan(none["utility"] - none["utility_std"], none["utility"] + none["utility_std"], color=level, alpha=0.15)
-    axis.annotate(
-        "DP-SGD, no public data",
-        (0.02, none["utility"]),
-        (0, 4),
-        xycoords=("axes fraction", "data"),
-        textcoords="offset points",
-        color=level,
-        fontsize=10,
-    )
-    axis.margins(0.12, 0.12)
-    left, right = axis.get_xlim()
-    axis.set_xlim(left, right + 0.25 * (right - left))  # room for names
-    axis.tick_params(labelsize=10)
 
 
 # The architecture
@@ -180,12 +125,12 @@ def architecture(theme: str) -> str:
 
 def main(folder: Path = HERE) -> None:
     """Write the four files."""
-    records = read_records(HERE.parent.parent / "results")
-    made = {name: join.make(name, records) for name, _, _ in PANELS.values()}
+    results = HERE.parent.parent / "results"
+    race, script = pandas.read_csv(results / "tables" / "recipes.csv"), pandas.read_csv(results / "opacus_head.csv")
     for theme in INK:
-        drawn: Any = figures._drawn(utility(theme, made), "svg", transparent=True)
+        drawn: Any = figures._drawn(gain(theme, race, script), "svg", transparent=True)
         text = drawn.decode().replace(figures.INK, INK[theme])
-        (folder / f"utility-{theme}.svg").write_text(text)
+        (folder / f"gain-{theme}.svg").write_text(text)
         (folder / f"architecture-{theme}.svg").write_text(architecture(theme))
 
 
