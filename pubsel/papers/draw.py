@@ -23,6 +23,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.papers import figures, join, judged, paired, read_off, typeset
 from pubsel.papers.figures import Drawn
 from pubsel.settings.keys import FigureConfig
+from pubsel.settings.schema import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +48,8 @@ def run(settings: FigureConfig) -> str:
     if there is no record for it."""
     name, folder = settings.figure, Path(settings.results)
     if name not in figure_names():
-        raise UsageError(f"unknown figure {name!r}: use one of {', '.join(figure_names())}")
+        known = figure_names()
+        raise UsageError(f"unknown figure {name!r}{nearest(name, known)}: use one of {', '.join(known)}")
 
     # what is measured has figures to print, not only files
     if name in MEASURED:

@@ -27,7 +27,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.records import at, guarantee_kind
 from pubsel.settings import named, own_folders
 from pubsel.settings.identity import default_of
-from pubsel.settings.schema import leaves
+from pubsel.settings.schema import leaves, nearest
 
 _HERE = Path(__file__).resolve().parents[1]
 PAPER = next((path for path in (_HERE.parent / "results" / "paper", _HERE / "paper") if path.is_dir()), _HERE / "paper")
@@ -250,7 +250,8 @@ def spec(name: str) -> Spec:
     # a typing error in a file is named here, and not where the table is made
     path = named("tables").get(name)
     if path is None:
-        raise UsageError(f"unknown table {name!r}: use all, or one of {', '.join(table_names())}")
+        known = table_names()
+        raise UsageError(f"unknown table {name!r}{nearest(name, known)}: use all, or one of {', '.join(known)}")
     about: Spec = read_work(Spec, path, "gsd_table2.yaml")
     if about.select and (set(about.select) != {"by", "over"} or about.select["by"] not in SELECTION):
         raise UserError(f"{path}: select takes by ({', '.join(SELECTION)}) and over")

@@ -19,6 +19,7 @@ from pubsel.papers.attacked import Attacked
 from pubsel.papers.join import Table, belonging, make, table_names
 from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
+from pubsel.settings.schema import nearest
 
 MISSING = "—"
 NOTHING = {
@@ -445,7 +446,7 @@ def shown_rows(name: str, results: Path) -> pandas.DataFrame:
     """Return the rows of one table, from the records in `results`."""
     known = sorted([*table_names(), *attacked.TABLES])
     if name not in known:
-        raise UsageError(f"unknown table {name!r}: use one of {', '.join(known)}")
+        raise UsageError(f"unknown table {name!r}{nearest(name, known)}: use one of {', '.join(known)}")
     if name in attacked.TABLES:
         return attacked.from_records(name, results).frame
     return make(name, read_records(results), read_ranks(results)).frame
@@ -455,7 +456,8 @@ def run(settings: TableConfig) -> str:
     """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
     results, known = Path(settings.results), sorted([*table_names(), *attacked.TABLES])
     if settings.table not in ["all", *known]:
-        raise UsageError(f"unknown table {settings.table!r}: use all, or one of {', '.join(known)}")
+        near = nearest(settings.table, known)
+        raise UsageError(f"unknown table {settings.table!r}{near}: use all, or one of {', '.join(known)}")
 
     if settings.table in attacked.TABLES:
         attacks = attacked.from_records(settings.table, results)
