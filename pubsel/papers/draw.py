@@ -20,7 +20,7 @@ import pandas
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError
-from pubsel.papers import figures, join, judged, paired, read_off, typeset
+from pubsel.papers import figures, intended, join, judged, paired, read_off, typeset
 from pubsel.papers.figures import Drawn
 from pubsel.settings.keys import FigureConfig
 from pubsel.settings.schema import nearest
@@ -95,7 +95,7 @@ def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, A
     if name in read_off.FIGURES:
         return read_off.drawn(name, records)
 
-    table = join.make(name, records)
+    table = intended.intended_table(name, records)
     frame, lost = figures.scatter_rows(table), judged.judged(table, ranks)
     drawn = [] if frame.empty else [Drawn(f"{name}_distance", frame, figures.scatter(frame))]
     if not lost.empty:

@@ -39,7 +39,7 @@ from omegaconf import DictConfig
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError, duration, say
-from pubsel.papers import draw, join
+from pubsel.papers import draw, intended, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
 from pubsel.settings.compose import renamed
@@ -231,7 +231,7 @@ def seeded(
     """Return the cells that a table selects from the records of runs, with each of `seeds` and with `words`. free:
     words that change no result. UserError for a record that the settings of today would not give."""
     cells = []
-    for cell in join.table_cells(table, records):
+    for cell in join.table_cells(table, intended.with_own_label(table, records)):
         have = {record["seed"]: record for record in cell.records}
         for seed in seeds:
             if seed in have and not words:
