@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.messages import CellsFailed, UsageError, UserError, limit, out_of_memory, stopped_by_signals
+from pubsel.messages import CellsFailed, UsageError, UserError, bars, limit, out_of_memory, stopped_by_signals
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord, expanded
 from pubsel.settings import CONF, compose, explain, fetching, named
@@ -31,7 +31,7 @@ from pubsel.settings.command_line import uninterpolated, written
 from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import SCHEMAS, Attack, DataConfig, RunConfig
 from pubsel.settings.methods import GROUPS
-from pubsel.settings.schema import check, keys_of, lists
+from pubsel.settings.schema import check, keys_of, lists, nearest
 from pubsel.training import torchrun
 
 HELP = f"""pubsel {pubsel.__version__}: private machine learning with public data.
@@ -109,7 +109,7 @@ def _data(settings: DataConfig) -> str:
             return data.check_data(settings)
         case "forget":
             return data.forget_data(settings.name, settings.data_root)
-    raise UsageError(f"action={settings.action}: {USAGE['data']}")
+    raise UsageError(f"action={settings.action}{nearest(settings.action, ON_DATA)}: {USAGE['data']}")
 
 
 # A function of the settings that returns what to print; or its module, its name, and that of one of its result.
@@ -154,6 +154,7 @@ USAGE = {
 RESUMES = dict.fromkeys(("run", "fit", "tune", "make"), "; the same command resumes from the last checkpoint") | {
     "pool": "; the same command resumes after the last whole shard"
 }
+ON_DATA = ["list", "prepare", "check", "forget"]
 ENDED_BY_PIPE = 141  # the exit code of a program that SIGPIPE ends
 
 
@@ -165,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(HELP)
         return 0 if words else 2
-    if words[0] == "--version":
+    if words[0] in ("-V", "--version"):
         print(pubsel.__version__)
         return 0
 
@@ -173,7 +174,9 @@ def main(argv: list[str] | None = None) -> int:
     keep_memory()
     command, rest = words[0], words[1:]
     if command not in COMMANDS:
-        return _fail(UsageError(f"unknown command {command!r}: use {', '.join(COMMANDS)}; pubsel --help shows them"))
+        near = nearest(command, COMMANDS)
+        known = f"use {', '.join(COMMANDS)}; pubsel --help shows them"
+        return _fail(UsageError(f"unknown command {command!r}{near}: {known}"))
 
     with stopped_by_signals():
         return _placed(command, rest)
@@ -358,7 +361,7 @@ def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: l
 
     def task(values: DictConfig) -> str | None:
         try:
-            with fetching(bool(values.get("download", True))):
+            with fetching(bool(values.get("download", True))), bars:
                 sweep.finished.append((Path(values.results), _do(command, values)))
         except Exception as error:
             if not options.multirun:
@@ -379,8 +382,10 @@ def _sweep(command: str, words: list[str], options: argparse.Namespace, typed: l
         _hydra(command, [*folder, *(["--multirun"] if options.multirun else []), *words], task)
     except CellsFailed as several:
         failures = several.cells
-    except (HydraException, OmegaConfBaseException, OSError, UserError):
+    except (OSError, UserError):
         raise
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(compose.explained(error, command)) from error
     except Exception as error:  # Hydra's, about an override: `task` keeps those of the command
         raise UsageError(f"{error}; pubsel {command} --help lists the keys") from error
 
@@ -427,7 +432,7 @@ def _message(error: Exception) -> tuple[str, int]:
     if isinstance(error, UserError):
         return str(error), error.exit_code
     if isinstance(error, OmegaConfBaseException) or type(error).__module__.startswith("hydra."):
-        return compose.explained(error), 2
+        return compose.explained(error, "run"), 2
 
     if out_of_memory(error):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
@@ -473,7 +478,7 @@ def _complete(words: list[str], line: str) -> int:
 
             choices = draw.figure_names()
         case ["data"]:
-            choices = ["list", "prepare", "check", "forget"]
+            choices = ON_DATA
         case ["runs"]:
             choices = ["list", "show", "delete", "budget"]
         case ["runs", "show" | "delete"] | ["predict" | "export"]:

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from pubsel.messages import UserError, cannot_write, duration, gib, limit, say
+from pubsel.messages import UserError, bars, cannot_write, duration, gib, limit, say
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -385,7 +385,7 @@ def in_parts(x: "Tensor", rows: int) -> Iterator["Tensor"]:
 
 
 class ProgressLine:
-    """A line now and then: how many of n are done, and how long the others will take.
+    """A line now and then, on a terminal a bar: how many of n are done, and how long the others will take.
 
     what: who says it, at its beginning; of: what is counted.
     """
@@ -398,8 +398,10 @@ class ProgressLine:
     def add(self, count: int, at_once: bool = False) -> None:
         """Count some more; at_once: they took no time, since they were done before."""
         self.done, self.read, now = self.done + count, self.read + (0 if at_once else count), time.monotonic()
+        bars.show(self.what, self.done, self.n)
         # what was done before took no time, so it tells nothing about the rest
         if self.read and self.done < self.n and now - self.reported >= PAUSE:
             self.reported = now
             left = duration((now - self.began) / self.read * (self.n - self.done))
-            self.say(f"{self.what}: {self.done:,} of {self.n:,} {self.of}, about {left} left")
+            line = f"{self.what}: {self.done:,} of {self.n:,} {self.of}, about {left} left"
+            bars.line(self.what, line, say=self.say)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
@@ -67,6 +67,79 @@ def say(text: str) -> None:
     if names is None or "warning: " in text:
         print(with_names(text, names or {}), file=sys.stderr, flush=True)
     log(text)
+
+
+def on_terminal() -> bool:
+    """Return whether a person sees what is printed to stderr, at a terminal on which lines can be drawn again."""
+    return RENAMED.get() is None and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+class Bars:
+    """A bar for each long phase that is under way: on a terminal only. Whatever shows one closes them at its end."""
+
+    def __init__(self) -> None:
+        self.view: Any = None  # of rich, while there is a bar
+        self.tasks: dict[str, Any] = {}
+        self.began: dict[str, float] = {}
+        self.drawn = 0.0
+
+    def __enter__(self) -> "Bars":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.view is not None:
+            self.view.stop()
+        self.view, self.tasks, self.began, self.drawn = None, {}, {}, 0.0
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show how far a phase is; with the last part its bar disappears."""
+        now = time.monotonic()
+        first = self.began.setdefault(what, now)
+        if done >= total:
+            del self.began[what]
+            if what in self.tasks:
+                self.view.update(self.tasks.pop(what), visible=False, refresh=True)
+            if not self.tasks and self.view is not None:
+                self.view.stop()
+                self.view = None
+        elif now >= max(first + LONG, self.drawn + REDRAWN) and on_terminal():
+            self.drawn = now
+            if self.view is None:
+                self._start()
+            if what not in self.tasks:
+                self.tasks[what] = self.view.add_task(what, total=total, completed=done, note="")
+            self.view.update(self.tasks[what], completed=done, refresh=True)
+
+    def line(self, what: str, text: str, note: str = "", say: Callable[[str], None] = say) -> None:
+        """Print a line about a phase; if it has a bar, write the line to the log only, and `note` next to the bar."""
+        if what in self.tasks:
+            log(text)
+            self.view.update(self.tasks[what], note=note)
+        else:
+            say(text)
+
+    def _start(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        # no thread draws, so that a process may be forked; stdout may be a file
+        text = progress.TextColumn("{task.description}", markup=False), progress.TextColumn("{task.fields[note]}")
+        columns = (
+            text[0],
+            progress.BarColumn(20),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            text[1],
+        )
+        console, both = Console(stderr=True), sys.stdout.isatty()
+        self.view = progress.Progress(
+            *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=both
+        )
+        self.view.start()
+
+
+LONG, REDRAWN = 0.5, 0.1  # seconds of a phase before it has a bar, and between two drawings
+bars = Bars()
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from pubsel.files import PRIVATE_FOLDER, guard, plain, unreadable, write_whole
 from pubsel.messages import UsageError, UserError, cannot_write, gib, say
 from pubsel.settings.command_line import overrides, unquoted
 from pubsel.settings.keys import SCHEMAS, RankConfig, RunConfig, is_weak
-from pubsel.settings.schema import MOST, fits, literal, misfit, neutral, walk
+from pubsel.settings.schema import MOST, fits, literal, misfit, nearest, neutral, walk
 
 if TYPE_CHECKING:
     import pandas
@@ -482,7 +482,8 @@ def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[s
         if record["identity"] == path.name:
             return record, results / "records"
 
-    raise UserError(f"{name}: no such file, and no record of this name in {results}; pubsel runs lists them")
+    near = nearest(path.name, [folder.name for kind in kinds for folder in (results / kind).glob("*/")])
+    raise UserError(f"{name}: no such file, and no record of this name in {results}{near}; pubsel runs lists them")
 
 
 def expanded(command: str, words: Sequence[str]) -> list[str]:

@@ -1,5 +1,6 @@
 import errno
 import itertools
+import math
 import os
 import re
 import subprocess
@@ -90,6 +91,16 @@ def drawn(figure, tmp_path):
     svg, pdf = figures.save_figure(figure, tmp_path / "figure")
     assert pdf.read_bytes()[:5] == b"%PDF-"
     return "".join(ElementTree.fromstring(svg.read_text()).itertext())
+
+
+def test_each_epsilon_is_a_series(tmp_path):
+    """Points of two budgets in one series have a correlation that none of them has."""
+    frame = by_distance(tmp_path, *three())
+    order = {"utility": [80.0, 90, 85], "epsilon": 8.0}  # the farther, the better
+    drawings = [frame, pandas.concat([frame, frame.assign(**order), frame.assign(epsilon=math.nan)])]
+    one, several = (figures.scatter(each).axes[0].get_legend_handles_labels()[1] for each in drawings)
+    assert one == ["gep (ρ = −0.50)"]
+    assert several == ["gep, ε = 2 (ρ = −0.50)", "gep, ε = 8 (ρ = 1.00)", "gep, ε = ∞ (ρ = −0.50)"]
 
 
 def test_hostile_names_are_shown_as_they_are(tmp_path):

@@ -274,7 +274,7 @@ def test_a_run_goes_on_whichever_process_failed(tmp_path: Path, whole: dict) -> 
 
 def test_what_is_wrong_with_the_settings_ends_all(tmp_path: Path) -> None:
     assert together(wrong, tmp_path) == [2, 0]
-    assert (tmp_path / "said").read_text() == "pubsel: unknown key typo; pubsel COMMAND --help lists them\n"
+    assert (tmp_path / "said").read_text() == "pubsel: unknown key typo; pubsel run --help lists them\n"
 
 
 def wrong(folder: Path) -> None:

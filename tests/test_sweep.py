@@ -247,7 +247,7 @@ def test_a_state_that_is_cut_short_is_no_state(tmp_path: Path, capsys) -> None:
     view.look()
     assert view.summary() == "1 of 3 done, 1 running, 0 failed, about 2 s left"
     (tmp_path / "0001.log").write_text("b\n  epoch 3\n")
-    assert [column._cells for column in view.table().columns][2:] == [["b"], ["epoch 3"]]
+    assert [[str(cell) for cell in column._cells] for column in view.table().columns][2:] == [["b"], ["epoch 3"]]
     view.lose(1, "job 5 was killed")
     view.lose(0, "not that")
     assert view.failed() == ["b: job 5 was killed"]

@@ -2,12 +2,17 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+import pubsel
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -66,3 +71,52 @@ def test_the_wheel_runs_as_a_module(unpacked: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"pubsel-{done.stdout.strip()}.dist-info" in os.listdir(unpacked)
+
+
+def runs(python: str | Path) -> bool:
+    """Whether it is more than the name of a version that is not chosen."""
+    return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.13"])
+def test_sdist_and_wheel_install_in_a_clean_environment(version: str, tmp_path: Path) -> None:
+    """The wheel is built from the sdist. No index is asked for the packages that it needs: those of this environment
+    serve, if it is of the same version of Python; under another version the files compile."""
+    same = version == f"{sys.version_info.major}.{sys.version_info.minor}"
+    places = [shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    known = [sys.executable] if same else [place for place in places if place and runs(place)]
+    if not known:
+        pytest.skip(f"no python{version} on this machine")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+    def succeed(*words: str | Path, cwd: Path = tmp_path) -> str:
+        done = subprocess.run(words, cwd=cwd, env=clean, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    # what is published: the archive of the sources, and the wheel that follows from it
+    build = [sys.executable, "-m", "hatchling", "build", "-d", tmp_path]
+    succeed(*build, "-t", "sdist", cwd=CHECKOUT)
+    (archive,) = tmp_path.glob("pubsel-*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(tmp_path, filter="data")
+    succeed(*build, "-t", "wheel", cwd=tmp_path / archive.name.removesuffix(".tar.gz"))
+    (wheel,) = tmp_path.glob("pubsel-*.whl")
+
+    environment = tmp_path / "environment"
+    succeed(known[0], "-m", "venv", "--without-pip", environment)
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
+    succeed(*pip, "install", "--no-index", "--no-deps", wheel)
+    (site,) = environment.glob("lib/python*/site-packages")
+    if not same:
+        succeed(environment / "bin" / "python", "-m", "compileall", "-q", site / "pubsel", site / "hydra_plugins")
+        return
+
+    (site / "packages.pth").write_text(sysconfig.get_path("purelib"))
+    script = environment / "bin" / "pubsel"
+    assert succeed(script, "-V") == f"{pubsel.__version__}\n"
+    for words, expected in COMMANDS.items():
+        assert expected in succeed(script, *words.split())
+    where = succeed(environment / "bin" / "python", "-c", "import pubsel; print(pubsel.__file__)")
+    assert Path(where.strip()) == site / "pubsel" / "__init__.py"

@@ -26,7 +26,7 @@ from pubsel.cell import Cell, weights_digest
 from pubsel.data import Task
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
-from pubsel.messages import UsageError, say
+from pubsel.messages import UsageError, bars, say
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import Plan
 from pubsel.privacy.randomness import Secret, content, stream
@@ -362,7 +362,7 @@ def _lost(audited: Audited, weaker: bool) -> dict[str, Any]:
 
 
 def _report(now: Progress) -> None:
-    say(f"  step {now.step} of {now.steps}, {now.seconds:.0f} s")
+    bars.line("training", f"  step {now.step} of {now.steps}, {now.seconds:.0f} s")
 
 
 def show_audit(record: dict[str, Any]) -> str:

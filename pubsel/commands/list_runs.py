@@ -96,8 +96,9 @@ def run(settings: RunsConfig) -> str:
             if (settings.name is None and not settings.where) != settings.all:
                 raise UsageError("pubsel runs delete: name a run, or say which: state=failed; or give all=true alone")
             return delete(entries, settings.yes)
+    near = nearest(settings.action, ("list", "show", "delete", "budget"))
     raise UsageError(
-        f"action={settings.action}: pubsel runs takes list, show NAME, delete NAME or budget DATA, and key=value"
+        f"action={settings.action}{near}: pubsel runs takes list, show NAME, delete NAME or budget DATA, and key=value"
     )
 
 

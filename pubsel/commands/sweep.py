@@ -24,7 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel.files import PRIVATE_FILE
-from pubsel.messages import UserError, duration, stopped_by_signals, traced
+from pubsel.messages import UserError, duration, on_terminal, stopped_by_signals, traced
 from pubsel.records import readable, write_record
 from pubsel.training.workers import GRACE, die_with_parent, leave_to_parent
 
@@ -175,8 +175,8 @@ def _forked(work: Callable[[], object], log: Path, title: str) -> int:
 
 
 class Display:
-    """A view of a sweep while it runs: on a terminal one live table, else a line for each cell that ends. The result of
-    a finished cell goes to stdout, the rest to stderr."""
+    """A view of a sweep while it runs: on a terminal one live table, at the end of all cells, else a line for each cell
+    that ends. The result of a finished cell goes to stdout, the rest to stderr."""
 
     def __init__(self, folder: Path, cells: Sequence[str], first: int, workers: int):
         self.folder, self.cells, self.first, self.workers = folder, cells, first, workers
@@ -189,11 +189,12 @@ class Display:
 
     def __enter__(self) -> "Display":
         print(f"sweep of {len(self.cells)} cells, {self.workers} at a time; logs in {self.folder}", file=sys.stderr)
-        if sys.stderr.isatty():
+        if on_terminal():
             from rich.console import Console
             from rich.live import Live
 
-            self.live = Live(console=Console(stderr=True), get_renderable=self.table, refresh_per_second=2)
+            console, both = Console(stderr=True), sys.stdout.isatty()
+            self.live = Live(console=console, get_renderable=self.table, refresh_per_second=2, redirect_stdout=both)
             self.live.start()
         self.thread.start()
         return self
@@ -268,12 +269,19 @@ class Display:
         return text
 
     def table(self) -> Any:
-        """Return the live view: the summary, and each running cell with its last line."""
+        """Return the live view: the summary, and each running cell with its last line; at the end all cells."""
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(title=f"{self.summary()}  ({duration(time.monotonic() - self.start)})", title_justify="left")
-        for column in ("cell", "time", "settings", "last said"):
+        for column in ("cell", "time", "settings", "result" if self.stop.is_set() else "last line"):
             table.add_column(column, overflow="ellipsis", no_wrap=True)
+        if self.stop.is_set():
+            for number, state in sorted(self.states.items()):
+                text = Text(f"{state['state']}: {state['text']}".partition("\n")[0])
+                table.add_row(str(number), duration(state["seconds"]), Text(self.cells[number - self.first]), text)
+            return table
+
         running = [number for number, state in sorted(self.states.items()) if state["state"] == "running"]
         for number in running[:SHOWN]:
             lines = [""]
@@ -281,5 +289,5 @@ class Display:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 500))
                 lines += file.read().decode(errors="replace").splitlines()
             elapsed = duration(time.monotonic() - self.began[number])
-            table.add_row(str(number), elapsed, self.cells[number - self.first], lines[-1].strip())
+            table.add_row(str(number), elapsed, Text(self.cells[number - self.first]), Text(lines[-1].strip()))
         return table

@@ -21,6 +21,7 @@ from pubsel.models.weights import (
 )
 from pubsel.settings import FETCHES
 from pubsel.settings.keys import Model, Norm
+from pubsel.settings.schema import nearest
 
 KEY = "model.checkpoint"
 
@@ -117,7 +118,9 @@ def _made(
     elif model.architecture is None:
         if model.name in ("timm", "torchvision"):
             raise UsageError(f"model={model.name} needs model.architecture=NAME, such as resnet18")
-        raise UsageError(f"model.name={model.name}: unknown, use {', '.join(small.NETWORKS)}, timm or torchvision")
+        near = nearest(model.name, [*small.NETWORKS, "timm", "torchvision"])
+        known = ", ".join(small.NETWORKS)
+        raise UsageError(f"model.name={model.name}: unknown{near}, use {known}, timm or torchvision")
     elif model.name == "torchvision":
         _refuse(model, "checkpoint", "options", "mean", "std")
         net = _torchvision(model, model.architecture, channels, classes, read)

@@ -20,9 +20,10 @@ import pandas
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError
-from pubsel.papers import figures, join, judged, paired, read_off, typeset
+from pubsel.papers import figures, intended, join, judged, paired, read_off, typeset
 from pubsel.papers.figures import Drawn
 from pubsel.settings.keys import FigureConfig
+from pubsel.settings.schema import nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +48,8 @@ def run(settings: FigureConfig) -> str:
     if there is no record for it."""
     name, folder = settings.figure, Path(settings.results)
     if name not in figure_names():
-        raise UsageError(f"unknown figure {name!r}: use one of {', '.join(figure_names())}")
+        known = figure_names()
+        raise UsageError(f"unknown figure {name!r}{nearest(name, known)}: use one of {', '.join(known)}")
 
     # what is measured has figures to print, not only files
     if name in MEASURED:
@@ -93,7 +95,7 @@ def of_records(name: str, records: list[dict[str, Any]], ranks: list[dict[str, A
     if name in read_off.FIGURES:
         return read_off.drawn(name, records)
 
-    table = join.make(name, records)
+    table = intended.intended_table(name, records)
     frame, lost = figures.scatter_rows(table), judged.judged(table, ranks)
     drawn = [] if frame.empty else [Drawn(f"{name}_distance", frame, figures.scatter(frame))]
     if not lost.empty:

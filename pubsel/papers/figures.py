@@ -281,16 +281,19 @@ def legend(styles: dict[str, Any]) -> "Figure":
 
 
 def scatter(frame: pandas.DataFrame) -> "Figure":
-    """Draw utility against distance, of `scatter_rows`: error bars are standard deviations (over seeds; over
-    initialisations), the legend gives Spearman's rho, a level is a method without public data."""
-    panels = list(frame.groupby(["private", "model", "label"], sort=False))
+    """Draw utility against distance, of `scatter_rows`: a series for each method and epsilon. Error bars are standard
+    deviations (over seeds; over initialisations), the legend gives Spearman's rho, a level is a method without public
+    data."""
+    several = frame["epsilon"].nunique(dropna=False) > 1
+    frame = frame.assign(series=[_series(row, several) for _, row in frame.iterrows()])
     levels_last = frame.sort_values("level", kind="stable")
-    styles = line_styles(dict.fromkeys(_series(row) for _, row in levels_last.iterrows()))
+    styles = line_styles(dict.fromkeys(levels_last["series"]))
+    panels = list(frame.groupby(["private", "model", "label"], sort=False))
 
     with style():
         figure, axes = panel_grid(len(panels), 1.5)
         for axis, ((private, _, label), rows) in zip(axes, panels, strict=True):
-            for name, part in rows.groupby([_series(row) for _, row in rows.iterrows()], sort=False):
+            for name, part in rows.groupby("series", sort=False):
                 how = dict(styles[str(name)])
                 if part["level"].all():  # a method without public data has no distance
                     for level in part["utility"]:
@@ -395,10 +398,14 @@ def method_styles(algorithms: dict[str, str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _series(row: Any) -> str:
+def _series(row: Any, epsilon: bool) -> str:
+    """Return the name of a series in a legend. epsilon: whether there are several, so that it is named."""
     setting = row.get("setting")
     below = "" if pandas.isna(setting) or not setting else short_keys(setting)
-    return "\n".join([short(row["algorithm"]), *textwrap.wrap(below, 46, break_on_hyphens=False)])
+    method = short(row["algorithm"])
+    number = math.inf if pandas.isna(row["epsilon"]) else row["epsilon"]
+    head = f"{method}, {line_name('epsilon', number)}" if epsilon else method
+    return "\n".join([head, *textwrap.wrap(below, 46, break_on_hyphens=False)])
 
 
 def _name_points(axis: "Axes", rows: pandas.DataFrame) -> None:

@@ -39,14 +39,14 @@ from omegaconf import DictConfig
 
 from pubsel import records as results
 from pubsel.messages import UsageError, UserError, duration, say
-from pubsel.papers import draw, join
+from pubsel.papers import draw, intended, join
 from pubsel.papers.join import Spec, Work
 from pubsel.settings import command_line, named
 from pubsel.settings.compose import renamed
 from pubsel.settings.copies import CellCopies, settings_part
 from pubsel.settings.identity import as_json, default_of, run_name
 from pubsel.settings.keys import SCHEMAS, MakeConfig, RankConfig, RunConfig
-from pubsel.settings.schema import check, leaves, neutral
+from pubsel.settings.schema import check, leaves, nearest, neutral
 
 SWEPT = ("run", "rank")
 # keys of a run on whose positive numbers, and on seed 0, no rule depends; each with a number that is in no file
@@ -99,7 +99,7 @@ def work_of(name: str) -> tuple[str, Work, list[str]]:
             raise UsageError(f"{name}: {path.name} lists no runs: pubsel table {stem} shows the records that there are")
 
         return stem, work, [part] if part else list(work.parts)
-    raise UsageError(f"cannot make {name!r}: use one of {', '.join(sorted(known))}")
+    raise UsageError(f"cannot make {name!r}{nearest(name, known)}: use one of {', '.join(sorted(known))}")
 
 
 def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
@@ -231,7 +231,7 @@ def seeded(
     """Return the cells that a table selects from the records of runs, with each of `seeds` and with `words`. free:
     words that change no result. UserError for a record that the settings of today would not give."""
     cells = []
-    for cell in join.table_cells(table, records):
+    for cell in join.table_cells(table, intended.with_own_label(table, records)):
         have = {record["seed"]: record for record in cell.records}
         for seed in seeds:
             if seed in have and not words:

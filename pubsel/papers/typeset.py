@@ -14,11 +14,12 @@ import pandas
 
 from pubsel.files import write_whole
 from pubsel.messages import UsageError, aligned
-from pubsel.papers import attacked, judged, paired
+from pubsel.papers import attacked, intended, judged, paired
 from pubsel.papers.attacked import Attacked
-from pubsel.papers.join import Table, belonging, make, table_names
+from pubsel.papers.join import OWN, Table, belonging, table_names
 from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
+from pubsel.settings.schema import nearest
 
 MISSING = "—"
 NOTHING = {
@@ -214,6 +215,9 @@ def notes(table: Table) -> list[str]:
     for ours, paper in table.spec.stand_ins.items():
         if (frame["public"] == ours).any():
             lines.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
+
+    if (frame["label"] == OWN).any():
+        lines.append(f"{OWN}: a run with other settings than the paper's, which Setting names: no difference is taken.")
 
     # report rows that are missing, and guarantees that do not hold
     if missing := table.cells.count(None):
@@ -445,17 +449,18 @@ def shown_rows(name: str, results: Path) -> pandas.DataFrame:
     """Return the rows of one table, from the records in `results`."""
     known = sorted([*table_names(), *attacked.TABLES])
     if name not in known:
-        raise UsageError(f"unknown table {name!r}: use one of {', '.join(known)}")
+        raise UsageError(f"unknown table {name!r}{nearest(name, known)}: use one of {', '.join(known)}")
     if name in attacked.TABLES:
         return attacked.from_records(name, results).frame
-    return make(name, read_records(results), read_ranks(results)).frame
+    return intended.intended_table(name, read_records(results), read_ranks(results)).frame
 
 
 def run(settings: TableConfig) -> str:
     """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
     results, known = Path(settings.results), sorted([*table_names(), *attacked.TABLES])
     if settings.table not in ["all", *known]:
-        raise UsageError(f"unknown table {settings.table!r}: use all, or one of {', '.join(known)}")
+        near = nearest(settings.table, known)
+        raise UsageError(f"unknown table {settings.table!r}{near}: use all, or one of {', '.join(known)}")
 
     if settings.table in attacked.TABLES:
         attacks = attacked.from_records(settings.table, results)
@@ -466,12 +471,12 @@ def run(settings: TableConfig) -> str:
     records, ranks, measured = read_records(results), read_ranks(results), read_measured(results)
 
     if settings.table == "all":
-        tables = [make(name, records, ranks) for name in table_names()]
+        tables = [intended.intended_table(name, records, ranks) for name in table_names()]
         write_whole(results / "tables" / "README.md", index(tables, records))
         return "\n".join([*_run_all(results, tables, measured), *choices(read_choices(results))])
 
     # one table: its files, and the same for the screen
-    table = make(settings.table, records, ranks)
+    table = intended.intended_table(settings.table, records, ranks)
     paths = write(settings.table, table_files(table, measured), results)
     gains, _ = paired.gains(table)
     parts = [] if gains.empty else [text(gains, GAINS)]

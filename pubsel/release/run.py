@@ -21,7 +21,7 @@ from pubsel.algorithms import Informed, Solves
 from pubsel.cell import Cell, Spending, given_weights, load_task, map_split, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
-from pubsel.messages import UsageError, UserError, log, logged, say, traced
+from pubsel.messages import UsageError, UserError, bars, log, logged, say, traced
 from pubsel.models.trained import trained_parameters
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
@@ -291,7 +291,6 @@ def _shown(before: Before, task: Task) -> Callable[[Progress], None]:
         left = now.seconds / now.step * (now.steps - now.step)
 
         used = ""
-
         if spend is not None:
             with contextlib.suppress(UsageError):  # a display must not end a run
                 done = now.step + spend.steps - plan.steps  # with a release before that counts as steps
@@ -300,7 +299,9 @@ def _shown(before: Before, task: Task) -> Callable[[Progress], None]:
                 )
                 used = f"  epsilon {min(of_training, spend.epsilon) + before.epsilon:.3f}"
 
-        say(f"  epoch {now.epoch:6.1f}  loss {now.loss:.4f}{used}  {now.seconds:.0f} s, about {left:.0f} s left")
+        note = f"loss {now.loss:.4f}{used}"
+        line = f"  epoch {now.epoch:6.1f}  {note}  {now.seconds:.0f} s, about {left:.0f} s left"
+        bars.line("training", line, note)
         if now.step == now.steps and now.loss > DIVERGED * chance:
             say(
                 f"  warning: the training diverged: its loss {now.loss:.3g} is more than {DIVERGED} times that of "

@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pubsel.files import plain
-from pubsel.messages import UsageError
-from pubsel.settings import CONF, OWN, fetching
+from pubsel.messages import UsageError, bars
+from pubsel.settings import CONF, OWN, fetching, named
 from pubsel.settings.command_line import BLANK, QUOTED, elements, in_quotes, override, unquoted, written
 from pubsel.settings.keys import SCHEMAS, Common
 from pubsel.settings.methods import GROUPS, method_keys
@@ -39,6 +39,7 @@ def composed(command: str, words: Sequence[str], config_dir: str | Path | None =
     with (
         read(command, renamed(command, words), folders) as values,
         fetching(bool(values.get("download", True) or values.get("hub"))),
+        bars,
     ):
         yield values
 
@@ -57,7 +58,7 @@ def _by_omegaconf(command: str, words: Sequence[str], folders: tuple[Path, ...])
         if not (equals and re.fullmatch(r"[+]{0,2}[\w.]+", key)):
             raise UsageError(f"cannot read {word!r}: write key=value")
         if (key := key.lstrip("+")) not in keys_of(schema):
-            raise UsageError(_unknown(key))
+            raise UsageError(_unknown(key, command))
         values[key] = value = _value(word, text.strip())
         if key in lists(schema) and isinstance(value, str) and "," in text and not QUOTED.fullmatch(text):
             raise UsageError(f"cannot read {word!r}: for several, {key}=[A,B]")
@@ -98,7 +99,7 @@ def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> 
             with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
                 whole = hydra.compose(command, [*words, search], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
-            raise UsageError(explained(error)) from None
+            raise UsageError(explained(error, command)) from None
         except ValueError as error:  # of an override
             raise UsageError(f"{error}; pubsel {command} --help lists the keys") from None
 
@@ -159,19 +160,22 @@ def _quoted(word: str) -> str:
     return f"{key}=[{text}]" if several else f"{key}={text}"
 
 
-def explained(error: Exception) -> str:
-    """Return Hydra's message in one line, without its hints about its own internals."""
+def explained(error: Exception, command: str) -> str:
+    """Return Hydra's message in one line, without its hints about its own internals, and with the nearest word that
+    the command knows."""
     ambiguous = re.match(r"Ambiguous value for argument '(.+?)'$", str(error).partition("\n")[0])
     if override := ambiguous[1] if ambiguous else getattr(error, "override", None):
         word = str(override)
         key, equals, _ = word.partition("=")
         if not (equals and re.fullmatch(r"[+~]{0,2}[\w./@]+", key)):
-            return f"cannot read {word!r}: write key=value"
+            return (
+                f"cannot read {word!r}: write {f'+experiment={word}' if word in named('experiment') else 'key=value'}"
+            )
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(word))}{several}"
 
     if unknown := re.match(r"Could not override '(.+?)'", str(error)):
-        return _unknown(unknown[1])
+        return _unknown(unknown[1], command)
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     noise = ("full_key", "object_type", "Set the environment", "Config search", "provider=", "See https")
@@ -179,18 +183,24 @@ def explained(error: Exception) -> str:
 
     for i, line in enumerate(lines):
         if line.startswith("Available options"):
-            return f"{lines[0]}. {line} {', '.join(lines[i + 1 :])}"
-    return f"{' '.join(lines)}; pubsel COMMAND --help lists the keys"
+            near = nearest(lines[0].rpartition("/")[2].strip("'"), lines[i + 1 :])
+            return f"{lines[0]}{near}. {line} {', '.join(lines[i + 1 :])}"
+    return f"{' '.join(lines)}; pubsel {command} --help lists the keys"
 
 
-def _unknown(key: str) -> str:
-    """Return the message about an unknown key."""
+def _unknown(key: str, command: str) -> str:
+    """Return the message about a key that a command does not have."""
+    if key == "experiment" and command in BY_HYDRA:
+        return "experiment=NAME: write it with a + before it, +experiment=NAME"
+
     # A key that exists elsewhere, of another method or of another command, is no typing error.
     if key in known_keys():
         group = key.partition(".")[0]
         what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
         return f"{key}: {what}; --cfg job shows those that there are"
-    return f"unknown key {key}{nearest(key, known_keys())}; pubsel COMMAND --help lists them"
+    keys = set(keys_of(SCHEMAS[command]))
+    keys |= {method for method in method_keys() if method.partition(".")[0] in keys}
+    return f"unknown key {key}{nearest(key, keys)}; pubsel {command} --help lists them"
 
 
 @cache

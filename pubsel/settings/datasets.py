@@ -13,7 +13,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.settings import named
 from pubsel.settings.identity import digest_of
 from pubsel.settings.keys import Metric
-from pubsel.settings.schema import check, setting
+from pubsel.settings.schema import check, nearest, setting
 
 UNREADABLE = ".unreadable.txt"  # suffix of the list of a user's files that could not be read, next to their folder
 
@@ -59,7 +59,8 @@ def dataset_info(name: str) -> Dataset:
     if path is None and os.path.exists(name):
         raise UsageError(f"{name}: is no named dataset: if you mean the path, write .{os.sep}{name}")
     if path is None:
-        raise UsageError(f"unknown dataset {name!r}: use a path, or one of {', '.join(dataset_names())}")
+        names = dataset_names()
+        raise UsageError(f"unknown dataset {name!r}{nearest(name, names)}: use a path, or one of {', '.join(names)}")
     state = path.stat()
     return _read_info(path, (state.st_mtime_ns, state.st_size, state.st_ino))
 

@@ -6,6 +6,7 @@ import math
 import os
 import re
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def as_json(config: Any) -> dict[str, Any]:
     return kept
 
 
+@cache
 def default_of(key: str) -> Any:
     """Return the value of a dotted key of `pubsel run` that the settings of a record lack, as `as_json` leaves out a
     default; None if it has none, or if it is a key of an algorithm."""

@@ -20,6 +20,7 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 from pubsel.messages import UsageError
 
 T = TypeVar("T")
+NEAR = 0.65  # of difflib: at least, of words of which one is taken for the other
 NAME = re.compile(r"[\w.+-]+")  # what may be part of the name of a folder
 
 
@@ -121,6 +122,8 @@ def _fault(schema: Any, error: OmegaConfBaseException, prefix: str) -> str:
 
     about = siblings.get(name.split("[")[0])
     text = f"{key}: {str(error.msg or error).splitlines()[0]}"
+    if choice := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]$", text):
+        text += nearest(choice[1], choice[2].split(", "))
     return f"{text} ({about})" if about else text
 
 
@@ -131,9 +134,9 @@ def nearest(typed: str, known: Iterable[str]) -> str:
         by_last.setdefault(key.split(".")[-1], key)
 
     # A word without a dot may be the last part of a dotted key.
-    matches = difflib.get_close_matches(typed, sorted(known), 1, 0.7)
+    matches = difflib.get_close_matches(typed, sorted(known), 1, NEAR)
     if "." not in typed and (not matches or typed in by_last):
-        close = difflib.get_close_matches(typed, list(by_last), 1, 0.7)
+        close = difflib.get_close_matches(typed, list(by_last), 1, NEAR)
         matches = [by_last[last] for last in close] or matches
 
     return f" (did you mean {matches[0]}?)" if matches else ""

@@ -24,7 +24,7 @@ from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import Engine, gpu_precision
 from pubsel.gradients.people import PeopleGradients, members
 from pubsel.gradients.slots import PrivateSlots, private_slots
-from pubsel.messages import UserError, cannot_write, raised_by_torch
+from pubsel.messages import UserError, bars, cannot_write, raised_by_torch
 from pubsel.privacy import ledger
 from pubsel.privacy.accountant import deviation, spent
 from pubsel.privacy.lattice import noised
@@ -316,6 +316,7 @@ def _report(step: int, state: "_State", checkpoint: "_Checkpoint", report: Calla
     one that takes long. Raise UserError if training diverged."""
     # a checkpoint is written before training may fail, so that the next start fails at once
     plan = state.job.schedule
+    bars.show("training", step + 1, plan.steps)
     epoch_ends = step + 1 == plan.steps or (step + 1) % max(1, round(1 / plan.rate)) == 0
     due = step + 1 == plan.steps or checkpoint.due()
     if due or (epoch_ends and not state.finite()):

@@ -13,6 +13,7 @@ from typing import Any
 from pubsel import __version__
 from pubsel.messages import at_most
 from pubsel.papers import figures, join, judged, typeset
+from pubsel.papers.intended import intended_table
 from pubsel.papers.join import Table
 from pubsel.papers.report import own
 from pubsel.papers.report.linked import LINKED, Runs, shown_of
@@ -76,7 +77,8 @@ def page(
     records, ranks, choices = own.without(records), own.without(ranks or []), own.without(choices or [])
     alone = bool(sections) and not (records or ranks or choices)
 
-    tables = [] if alone else [join.make(name, records, ranks) for name in sorted(join.table_names(), key=_place)]
+    names = [] if alone else sorted(join.table_names(), key=_place)
+    tables = [intended_table(name, records, ranks) for name in names]
     rest = join.others(records)
     tables += [rest] if rest.records() else []
 
