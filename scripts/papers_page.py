@@ -48,8 +48,8 @@ data and networks it has been run (`run`: on those of the paper, as far as nothi
 run here has had: [data sets](reference/datasets.md) and [networks and weights](reference/options.md#model) have
 instructions. `resnet152`, `densenet121`, `vit` and `wrn` are for a GPU. Notes say what differs from the paper, and
 which other target has it on other data; what papers leave open, or where one differs from its code, is in the comments
-of conf/. `tests/test_theorems.py` holds the theorems against numbers, and says what fails as printed. Tables and figures
-that need no run (architectures, lists, formulas, illustrations) are left out.
+of conf/. `tests/test_theorems.py` holds the theorems against numbers, and says what fails as printed. Tables and
+figures that need no run (architectures, lists, formulas, illustrations) are left out.
 """
 
 
