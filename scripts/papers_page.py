@@ -58,7 +58,7 @@ composer = cache(make.Composer)  # by command
 
 def names_in(settings: Any) -> set[str]:
     """Return the data sets and the network that settings name."""
-    found: set[str] = set()
+    found: set[Any] = set()
     alone = at(settings, "algorithm.name") in WITHOUT_PUBLIC
     for key in KEYS:
         value = None if alone and key == "pair.public" else at(settings, key)
