@@ -685,7 +685,7 @@ def provenance() -> dict[str, Any]:
 @cache
 def _versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {"python": platform.python_version(), "pubsel": __version__}
-    for package in ("torch", "numpy", "opacus", "prv-accountant"):
+    for package in ("torch", "numpy", "scipy", "scikit-learn", "opacus", "prv-accountant"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

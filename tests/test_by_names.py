@@ -100,7 +100,7 @@ def test_public_examples_get_the_class_of_the_nearest_name(clip):
 @pytest.mark.parametrize(
     ("settings", "changes", "says"),
     [
-        ({}, {"names": ()}, r"public_labels=names: classes of the private data have no names: give algorithm\.class_n"),
+        ({}, {"names": ()}, r"^classes of the private data have no names: give algorithm\.class_names=\[A,B,"),
         ({}, {"names": NAMES[:5]}, r"class_names: 5 names, embeddings of 32 dimensions; the task has 6 classes and 32"),
         (
             {},
@@ -155,13 +155,19 @@ def test_settings_with_which_names_label_nothing_are_refused(words, says, sets, 
 
 
 def test_adamix_starts_from_the_same_weights(clip):
-    algorithm = build("adamix_clip", class_names=list(NAMES), pretrain_epochs=0)
+    algorithm = build("adamix_clip", pretrain_epochs=0).derived(Facts(names=NAMES))
+    from_zero = build("adamix_clip", pretrain_epochs=0, text_model=None)
     for classes, features in ((C, D), (C, D + 1), (C - 1, D)):
         model = torch.nn.Linear(features, classes, bias=False).requires_grad_(False)
         view = View(model, LinearGradients(model), None, classes, False, secret)
         if (classes, features) == (C, D):
             algorithm.pretrain(view)
             torch.testing.assert_close(model.weight, 100 * TEXT)
+            from_zero.pretrain(view)
+            torch.testing.assert_close(model.weight, 100 * TEXT)
+            other = build("adamix_clip", pretrain_epochs=0, class_names=list(NAMES[::-1]))
+            other.derived(algorithm.facts).pretrain(view)
+            torch.testing.assert_close(model.weight, 100 * TEXT.flip(0))
         else:
             with pytest.raises(UsageError, match="6 names, embeddings of 32 dimensions; the task has"):
                 algorithm.pretrain(view)

@@ -23,7 +23,7 @@ from pubsel.rules import canonical
 from pubsel.settings import CONF
 from pubsel.settings.compose import composed
 from pubsel.settings.identity import as_json, identity_of
-from pubsel.settings.keys import AttackConfig, FigureConfig, RunConfig, TableConfig
+from pubsel.settings.keys import AttackConfig, AuditConfig, FigureConfig, RunConfig, TableConfig
 from pubsel.settings.schema import check
 from tests.made import Cli, done, failed
 
@@ -73,7 +73,7 @@ def composers(kept: dict[str, make.Composer]) -> Iterator[dict[str, make.Compose
 def test_every_step_of_conf_composes(composers: dict[str, make.Composer], name: str) -> None:
     """The first cell of each sweep: a key that an algorithm lacks is in every cell. A table shows this cell, and the
     last one. Of a sweep whose words are all in others too, the options alone are composed."""
-    schemas = {"attack": AttackConfig, "figure": FigureConfig, "table": TableConfig}
+    schemas = {"attack": AttackConfig, "audit": AuditConfig, "figure": FigureConfig, "table": TableConfig}
     about = join.spec(name) if name in join.table_names() else None
     steps, seen = [step for step in make.steps_of(name) if step.of == name], set[str]()
     assert steps

@@ -21,7 +21,9 @@ from pubsel.commands.predict import BATCH, READERS
 from pubsel.data import class_names
 from pubsel.data.given import as_input, given
 from pubsel.messages import UsageError, UserError
+from pubsel.papers import make
 from pubsel.release.classifier import Classifier
+from pubsel.settings.datasets import dataset_info
 from tests.made import write_npz
 
 NETWORK = "test_efficientnet"
@@ -200,6 +202,11 @@ def test_model_json_is_as_secret_as_the_weights_and_says_nothing_more() -> None:
 def test_classes_of_named_sets_have_names(tmp_path: Path) -> None:
     assert class_names("cifar10_1", "data")[3] == "cat"
     assert class_names("chestmnist_64", "data")[13] == "Hernia"
+    ends = {"mit67": ("airport_inside", "wine_cellar"), "cub200": ("Black_footed_Albatross", "Common_Yellowthroat")}
+    ends |= {"oxford_flowers": ("pink_primrose", "blackberry_lily"), "oxford_pets": ("Abyssinian", "Yorkshire_Terrier")}
+    ends |= {"stanford_dogs": ("Chihuahua", "African_hunting_dog")}
+    for name in make.work_of("adamix_figure4")[2]:
+        assert class_names(name, "data")[:: dataset_info(name).classes - 1] == ends[name]
     assert class_names("digits", "data") == ()
     assert class_names(str(tmp_path / "cifar10.npz"), str(tmp_path))[0] == "airplane"
     assert class_names("./cifar10.npz", str(tmp_path)) == ()

@@ -130,7 +130,7 @@ def test_clip_is_named_by_what_it_starts_from_next_to_adamix_on_the_same_data():
         started("adamix", "resnet50_sl", 0.9, shots=40),  # other data
         started(utility=0.8),
         started(utility=0.3, pretrain_epochs=0),
-        started(utility=0.7, pretrain_epochs=0, class_names=["bar", "gym"]),
+        started(utility=0.7, pretrain_epochs=0, text_model="RN50"),
     ]
     frame = read_off.initialisation(records)
     bars = zip(frame["model"], frame["start"], frame["utility"].round(6), strict=True)

@@ -61,7 +61,7 @@ def test_provenance_names_versions_and_hardware_but_no_host_user_or_path(monkeyp
     monkeypatch.setattr(records, "processor", processor)  # that of this machine
     found = records.provenance()
     assert set(found) == {"numbers", "versions", "commit", "hardware"}
-    always = {"python", "pubsel", "torch", "numpy", "opacus", "prv-accountant"}
+    always = {"python", "pubsel", "torch", "numpy", "scipy", "scikit-learn", "opacus", "prv-accountant"}
     assert set(found["versions"]) == always
     assert found["versions"]["numpy"]
     assert found["hardware"].endswith("cores")

@@ -278,16 +278,16 @@ def weight_of(view: View) -> Tensor:
 class AdaMixCLIP(AdaMix):
     """AdaMix that starts from CLIP's embeddings of the names of the classes (Section 3.3), before it sees an image."""
 
-    class_names: list[str] | None = setting("names of the classes, in order; null: start from zero")
-    text_model: str = setting(ABOUT_TEXT_MODEL)
+    class_names: list[str] | None = setting("names of the classes, in order; null: those that the private data has")
+    text_model: str | None = setting(f"{ABOUT_TEXT_MODEL}; null: start from zero")
     text_weights: str | None = setting(ABOUT_TEXT_WEIGHTS)
     text_scale: float = setting("beta, the norm of the weights of each class", over=0)
 
     def pretrain(self, view: View) -> None:
-        if self.class_names:
-            weight = weight_of(view)
+        if self.text_model is not None:
+            weight, names = weight_of(view), self.class_names or self.facts.names
             (classes, features), text = weight.shape, (self.text_model, self.text_weights, self.text_scale)
-            weight.copy_(zero_shot(classes, features, self.class_names, *text))
+            weight.copy_(zero_shot(classes, features, names, *text))
         super().pretrain(view)
 
 

@@ -326,10 +326,7 @@ class WhitenedHead(Clipping):
         key = f"algorithm.public_labels={self.public_labels.name}"
         if facts.multi_label:
             raise UsageError(f"{key}: gives an example one class, and private ones have several labels: take none")
-        names = self.class_names or [name.replace("_", " ") for name in facts.names]
-        if not names:
-            raise UsageError(f"{key}: classes of the private data have no names: give algorithm.class_names=[A,B,...]")
-        d = facts.d - facts.stages
+        d, names = facts.d - facts.stages, self.class_names or facts.names
         return (public[:, :d] @ zero_shot(facts.classes, d, names, self.text_model, self.text_weights, 1.0).T).argmax(1)
 
     def values(self, steps: int) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from pubsel.data.examples import (
     take_public,
     without_copies,
 )
-from pubsel.data.findings import ERROR, Finding, settle
+from pubsel.data.findings import ERROR, Finding, first_of, settle
 from pubsel.data.opened import Opened, Source
 from pubsel.data.overlap import Digests, among, file_state, joined, rows
 from pubsel.data.splits import (
@@ -490,10 +490,14 @@ def _from_training(
             notes += _noted(chosen, 0, among(digests, kept), f"the private data {pair.private}", how)
 
     leave = ", and left the private data" if same else ""
-    note = f"{int(drawn_rows.sum())} public examples were drawn from the training split of {name}{leave}"
+    notes += (f"{int(drawn_rows.sum())} public examples were drawn from the training split of {name}{leave}",)
+    if pair.shots is not None:
+        labels, counts = chosen.used.train.y.unique(return_counts=True)
+        if fewer := labels[counts < pair.shots].tolist():
+            notes += (f"pair.shots={pair.shots}: all examples of smaller classes are public: {first_of(fewer)}",)
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
     public = _Public(Split(x, chosen.used.train.y), 0, (), (), digests)
-    return table, public, [*findings], (*notes, note, *changed)
+    return table, public, [*findings], (*notes, *changed)
 
 
 def public_examples(

@@ -218,11 +218,9 @@ def in_a_row(groups: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
 def draw_indices(
     name: str, y: Tensor, m: int, shots: int | None, seed: int, places: np.ndarray | None = None
 ) -> Tensor:
-    """Return indices [m], ascending, of a random draw that follows from a seed: `shots` of each class of y [n], or m of
-    all if it is None. places: the random order of all [n], which they are drawn in, where it does not follow from the
-    seed and n.
-
-    UsageError if there are fewer.
+    """Return indices [m], ascending, of a random draw that follows from a seed: `shots` of each class of y [n], or all
+    that it has if these are fewer; or m of all if `shots` is None, UsageError if there are fewer. places: the random
+    order of all [n], which they are drawn in, where it does not follow from the seed and n.
     """
     # even seeds draw public examples, odd ones the held-out share (`_part`): the two draws stay independent
     order = torch.from_numpy(np.random.RandomState((SEED + 2 * seed) % SEEDS).permutation(len(y)))
@@ -238,11 +236,7 @@ def draw_indices(
         raise UsageError(f"pair.shots={shots}: {name} has several labels an example: give pair.m instead")
 
     # The first of each class in the order, so that fewer shots are a part of more.
-    groups = [order[y[order] == label] for label in y.unique()]
-    for label, members in zip(y.unique().tolist(), groups, strict=True):
-        if len(members) < shots:
-            raise UsageError(f"pair.shots={shots}: class {label} of {name} has only {len(members)} examples: lower it")
-    return torch.cat([members[:shots] for members in groups]).sort().values
+    return torch.cat([order[y[order] == label][:shots] for label in y.unique()]).sort().values
 
 
 def held_out(groups: Sequence[str], fraction: float) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Zero-shot weights from the names of classes (AdaMix, Section 3.3). Needs the extra `clip`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -12,10 +13,13 @@ from pubsel.settings import FETCHES
 
 
 def zero_shot(
-    classes: int, features: int, class_names: list[str], model: str, pretrained: str | None, scale: float
+    classes: int, features: int, names: Sequence[str], model: str, pretrained: str | None, scale: float
 ) -> Tensor:
-    """Return `text_weights` for a task; UsageError if they are not of as many classes and features."""
-    weights = text_weights(class_names, model, pretrained, scale)
+    """Return `text_weights` for a task; UsageError if classes have no names, or the weights are not of as many classes
+    and features."""
+    if not names:
+        raise UsageError("classes of the private data have no names: give algorithm.class_names=[A,B,...]")
+    weights = text_weights([name.replace("_", " ") for name in names], model, pretrained, scale)
     if weights.shape != (classes, features):
         raise UsageError(
             f"algorithm.class_names: {len(weights)} names, embeddings of {weights.shape[1]} dimensions; the task "

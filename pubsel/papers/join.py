@@ -55,6 +55,7 @@ class Work:
     """One file of conf/work: what `pubsel make` does for it, and its title."""
 
     title: str
+    notes: str = ""  # what differs from the paper, and which other file has it on other data: docs/papers.md
     runs: list[str] = field(default_factory=list)  # commands as after `pubsel`; more in make.py
     common: str = ""  # settings of each `run` among them
     parts: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # name: what stands for {key} in commands

@@ -5,7 +5,7 @@ The file of a table (conf/tables), or of other work (conf/work), lists under `ru
 
     run WORDS, rank WORDS      a sweep, whose cells are run unless their records are there; several that follow each
                                other are one sweep, by Hydra's --multirun and the launcher that is given
-    attack WORDS, figure WORDS each reads its record if there is one
+    attack, audit, figure      with WORDS; each reads its record if there is one
     table NAME                 the last step of a table's file, added by itself
     make NAME                  the steps of another file
     more_seeds 1,2 WORDS       the cells that this table selects from the records so far, with these seeds, and WORDS
@@ -51,7 +51,7 @@ from pubsel.settings.schema import check, leaves, nearest, neutral
 SWEPT = ("run", "rank")
 # keys of a run on whose positive numbers, and on seed 0, no rule depends; each with a number that is in no file
 PROBES = {"seed": 987_654_321, "epsilon": 0.24681357, "training.learning_rate": 0.013579246}
-KINDS = (*SWEPT, "attack", "figure", "table", "make", "more_seeds")
+KINDS = (*SWEPT, "attack", "audit", "figure", "table", "make", "more_seeds")
 Start = Callable[[str, list[str]], int]  # a command and its words; its exit code
 
 

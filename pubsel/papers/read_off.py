@@ -276,7 +276,7 @@ def initialisation(records: list[dict[str, Any]]) -> pandas.DataFrame:
 
 def start(cell: TableCell) -> str:
     """Return what the weights of a run of AdaMix start from, one of LEVELS."""
-    language = bool(figures.value(cell, "algorithm.class_names"))
+    language = bool(figures.value(cell, "algorithm.text_model"))
     public = figures.value(cell, "algorithm.pretrain_epochs") or figures.value(cell, "algorithm.one_pass")
     return LEVELS[2 * bool(public) + language]
 

@@ -140,7 +140,7 @@ class Pair:
         default=Take.test,
     )
     shots: int | None = setting(
-        "take=train: number of public examples per class, instead of m", at_least=1, default=None
+        "take=train: number of public examples per class, or all that it has, instead of m", at_least=1, default=None
     )
     public_share: float | None = setting(
         "take=train: share of the training split that becomes public, instead of m", over=0, below=1, default=None
