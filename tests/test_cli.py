@@ -561,7 +561,7 @@ def test_bash_completes() -> None:
         ("pubsel attack ", ["gsd_white_box", "gsd_black_box", "loss"]),
         ("pubsel attack loss ru", ["run="]),
         ("pubsel table gsd_table2", ["gsd_table2"]),
-        ("pubsel make gsd_f", []),
+        ("pubsel make gsd_f", ["gsd_figure4"]),
         ("pubsel make gsd_table13", ["gsd_table13a", "gsd_table13b"]),
         ("pubsel make gsd_table1 dr", ["dry="]),
         ("pubsel figure gsd_fig", ["gsd_figure1", "gsd_figure3"]),
