@@ -37,7 +37,8 @@ def test_what_make_runs_for_a_table_is_the_paper_s(name):
     """And with another number of steps it is not."""
     runs = [shown(settings) | {"identity": f"{i}"} for i, settings in enumerate(intended_runs(name))]
     assert intended.with_own_label(name, runs) == runs
-    papers = [run for run in runs if run["label"] == "paper"]
+    belong = {run["identity"] for run in join.belonging(join.spec(name), runs)}  # a table may make runs of others
+    papers = [run for run in runs if run["label"] == "paper" and run["identity"] in belong]
     short = [
         run | {"settings": run["settings"] | {"training": run["settings"]["training"] | {"steps": 1}}} for run in papers
     ]
