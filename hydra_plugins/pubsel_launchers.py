@@ -213,7 +213,7 @@ class Joblib(_Many):
         plugin = JoblibLauncher()
         folder, cells = self.prepared(plugin, job_overrides, apart=True)
         device, threads = str(self.config.get("device", "cpu")), self.config.get("threads")
-        places, start = workers.workers_of(folder, len(job_overrides), self.n_jobs, device, threads)
+        places, start = workers.places_for(folder, len(job_overrides), self.n_jobs, device, threads)
         about = (self.hydra_context, self.config, plugin.task_function, Singleton.get_state())
         calls = [(execute_job, initial_job_idx + i, list(words), *about) for i, words in enumerate(job_overrides)]
         with sweep.Display(folder, cells, initial_job_idx, places) as view:

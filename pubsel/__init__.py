@@ -112,8 +112,9 @@ def tune(
     """Train with several settings, choose the best of them privately, and release only that one, as `pubsel tune` does;
     return its record, which is empty with dry=True.
 
-    over: the settings to choose from, {"training.learning_rate": [0.1, 1]}, or the text of the command line; epsilon:
-    of the whole; runs, held_out and jobs as for the command; words and all others as for `train`.
+    over: the settings to choose from, {"training.learning_rate": [0.1, 1]}, or a text as on the command line; epsilon:
+    that of all runs, the choice and the measurement together; runs, held_out and jobs: as for the command; words and
+    all other settings: as for `train`.
     """
     from pubsel.commands.tune import tuned
     from pubsel.settings.command_line import written
@@ -121,11 +122,11 @@ def tune(
     from pubsel.settings.keys import TuneConfig
     from pubsel.settings.schema import check, keys_of
 
-    own = {key: settings.pop(key) for key in keys_of(TuneConfig) if key in settings}
+    of_tune = {key: settings.pop(key) for key in keys_of(TuneConfig) if key in settings}
     if not isinstance(over, str):
         over = " ".join(f"{key}={','.join(written(value) for value in values)}" for key, values in over.items())
-    own |= {"over": over, "words": [*words, *words_of(settings)]}
-    with composed("tune", words_of(own), config_dir) as values:
+    of_tune |= {"over": over, "words": [*words, *words_of(settings)]}
+    with composed("tune", words_of(of_tune), config_dir) as values:
         return Record(*tuned(check(TuneConfig, values)))
 
 

@@ -70,7 +70,7 @@ def test_a_default_that_a_record_leaves_out_is_compared_too():
 def test_a_table_shows_it_apart_and_takes_no_difference(tmp_path):
     save(tmp_path, *(record(seed, 0.5, (0.1, 0.2), **TOY) for seed in (0, 1)))
     text = typeset.run(TableConfig(table="gsd_table2", results=str(tmp_path), debug=False))
-    assert "own: a run with other settings than the paper's, which Setting names: no difference is taken." in text
+    assert "own: a run whose settings, in the column Setting, differ from the paper's: no difference is taken." in text
 
     table = intended.intended_table("gsd_table2", results.read_records(tmp_path))
     rows = table.frame[(table.frame["private"] == "fashion_mnist") & (table.frame["public"] == "fashion_mnist")]

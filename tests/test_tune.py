@@ -252,8 +252,8 @@ def test_a_run_without_a_model_is_an_outcome_and_a_full_disk_is_not(cli: Cli, mo
 def test_if_no_run_gives_a_model_none_is_released(cli: Cli, monkeypatch) -> None:
     drawing(monkeypatch, 1, 1)
     monkeypatch.setattr(training, "run", lambda _: math.sqrt(-1))
-    for _ in range(2):
-        assert "no run gave a model" in failed(cli, *tuned(), code=1)
+    for words in ([], ["jobs=2"]):  # the second finds that all have failed, and starts no process
+        assert "no run gave a model" in failed(cli, *tuned(*words), code=1)
     lines = [line for path in Path("results/ledger").glob("*.jsonl") for line in ledger.read(path)]
     assert [line["what"] for line in lines] == ["tuning"]
 
@@ -347,6 +347,13 @@ def test_the_settings_are_all_combinations() -> None:
     assert len(cells) == len({tuple(cell) for cell in cells}) == 4
     with pytest.raises(UsageError, match="one setting"):
         tune.grid("")
+
+
+def test_values_between_quotes_may_have_blanks() -> None:
+    assert tune.grid("pair.public='./a b','./c' label=\"x y\"") == [
+        ["pair.public='./a b'", 'label="x y"'],
+        ["pair.public='./c'", 'label="x y"'],
+    ]
 
 
 @pytest.mark.usefixtures("folder")

@@ -44,11 +44,11 @@ EPSILONS = (0.1, 0.3, 1, 2)
 
 
 def gain(theme: str, race: pandas.DataFrame, script: pandas.DataFrame) -> Figure:
-    """Our head with public data, with and without their labels, and without public data; PILLAR, and a short script of
-    Opacus, of which the test set chooses one of three learning rates."""
+    """Draw our head with public data, with and without their labels, and without public data; PILLAR; and a short
+    script with Opacus, whose learning rate the test set chooses from three."""
     with figures.style():
         figure = Figure(figsize=(10.4, 3.9), layout="constrained")
-        for axis, (private, beside) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
+        for axis, (private, label) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
             rows = race[race["private"] == private]
             for colour, dash, (name, where) in zip(LINES[theme][:-1], DASHES, ROWS.items(), strict=True):
                 line = rows.query(where).sort_values("epsilon")
@@ -56,7 +56,7 @@ def gain(theme: str, race: pandas.DataFrame, script: pandas.DataFrame) -> Figure
                 axis.errorbar(line["epsilon"], line["utility"], **bars, color=colour, ls=dash, marker="o", label=name)
             best = 100 * script[script["private"] == private].groupby("epsilon")["utility"].max()
             axis.plot(best.index, best, color=LINES[theme][-1], ls=":", marker="s", label=SCRIPT)
-            axis.set(xscale="log", ylabel=beside, xlabel="epsilon")
+            axis.set(xscale="log", ylabel=label, xlabel="epsilon")
             axis.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
             axis.minorticks_off()
         handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))

@@ -258,9 +258,8 @@ class WhitenedHead(Clipping):
     spreads = True  # over all features, if public examples are too few
     rest = 0.0  # the share of a row's squared length that all features have; `derived` sets it
     facts = Facts()  # of no task; `derived` has those of one
-    named_classes = torch.zeros(
-        0, dtype=torch.long
-    )  # classes of public examples by CLIP, [m] or none; `derived` sets them
+    # classes of public examples by CLIP, [m] or none; `derived` sets them
+    named_classes = torch.zeros(0, dtype=torch.long)
 
     def __post_init__(self) -> None:
         changed = {f.name for f in fields(self) if getattr(self, f.name) != f.default}

@@ -15,6 +15,7 @@ of the data.
 
 import itertools
 import math
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ RUNS = "tuning"  # the folder of the runs, below that of what is released
 FAILED = "failed"  # a file in the folder of a run that gave no model
 MAY_DIFFER = ("model", "algorithm", "training", "label")  # of the settings; and of the pair:
 PUBLIC_PARTS = ("public", "m", "convert")
+WORDS = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of `over`: blanks part them, except between quotes
 CHOOSE = "choose among model, algorithm, training or public data"
 
 
@@ -141,7 +143,7 @@ def tuned(settings: TuneConfig) -> tuple[dict[str, Any], Path, str]:
 def grid(over: str) -> list[list[str]]:
     """Return the words of each of the settings, all combinations of the values of each key in Hydra's grammar."""
     keys = []
-    for word in over.split():
+    for word in WORDS.findall(over):
         try:
             parsed = OverridesParser.create().parse_override(word)
         except HydraException:
@@ -324,23 +326,23 @@ def _best(tuning: Tuning, drawn: list[int]) -> Scored | None:
 def _make_side_by_side(tuning: Tuning, drawn: list[int], settings: TuneConfig) -> None:
     """Make the runs in processes, `jobs` at a time. What one of them loses is made again one after another, where what
     stops a run is an error of the command."""
-    whole, folder = tuning.cell.folder, next(iter(own_folders()), None)
+    parent, options = tuning.cell.folder / RUNS, next(iter(own_folders()), None)
+    parent.mkdir(parents=True, exist_ok=True)
     calls = []
-    for number, place in enumerate(drawn):
-        candidate, of_run = tuning.candidates[place], whole / RUNS / str(number)
-        if not (of_run / FAILED).exists():
-            calls.append((_made_apart, folder, _of_run(tuning, candidate, of_run), of_run))
+    for number, drawn_place in enumerate(drawn):
+        place = parent / str(number)
+        if not (place / FAILED).exists():
+            calls.append((_run_in_worker, options, _of_run(tuning, tuning.candidates[drawn_place], place), place))
     first = tuning.candidates[0].settings
-    (whole / RUNS).mkdir(parents=True, exist_ok=True)
-    side_by_side, start = workers.workers_of(whole / RUNS, len(calls), settings.jobs, first.device.name, first.threads)
-    workers.run_parallel(calls, side_by_side, start, lambda *_: None)
+    places, start = workers.places_for(parent, len(calls), settings.jobs, first.device.name, first.threads)
+    workers.run_parallel(calls, places, start, lambda *_: None)
 
 
-def _made_apart(folder: Path | None, settings: RunConfig, place: Path) -> None:
-    """Make a run in the process of a worker, which knows neither the folder of the user's own options nor whether
-    weights may be fetched."""
-    with composed("run", words_of({"download": settings.download}), folder):
-        _made(settings, place)
+def _run_in_worker(options: Path | None, settings: RunConfig, place: Path) -> None:
+    """Make a run in the process of a worker, which does not know whether weights may be fetched. options: the user's
+    folder of them."""
+    with composed("run", words_of({"download": settings.download}), options):
+        _run_or_fail(settings, place)
 
 
 def _of_run(tuning: Tuning, candidate: Candidate, place: Path) -> RunConfig:
@@ -353,7 +355,7 @@ def _score(tuning: Tuning, number: int, candidate: Candidate) -> Scored | None:
     """Make a run if it is not there, and return it with its noisy score; None if it gives no model, which is not tried
     again."""
     place = tuning.cell.folder / RUNS / str(number)
-    record = None if (place / FAILED).exists() else _made(_of_run(tuning, candidate, place), place)
+    record = None if (place / FAILED).exists() else _run_or_fail(_of_run(tuning, candidate, place), place)
     if record is None:
         return None
     figures = record["quality"]["figures"]
@@ -361,7 +363,7 @@ def _score(tuning: Tuning, number: int, candidate: Candidate) -> Scored | None:
     return Scored(score[0], record, place / "runs" / record["identity"], candidate)
 
 
-def _made(settings: RunConfig, place: Path) -> dict[str, Any] | None:
+def _run_or_fail(settings: RunConfig, place: Path) -> dict[str, Any] | None:
     """Return the record of a run that is made in `place`; None if it gives no model."""
     try:
         place.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pubsel.papers import join
-from pubsel.papers.join import OWN, Table
+from pubsel.papers.join import OWN_LABEL, Table
 from pubsel.settings import CONF, own_folders
 from pubsel.settings.command_line import written
 from pubsel.settings.compose import another
@@ -46,7 +46,7 @@ def with_own_label(name: str, records: list[dict[str, Any]]) -> list[dict[str, A
             known[text] = min((keys_apart(settings, each, free) for each in alike or every), key=len, default=[])
         differ[record["identity"]] = known[text]
 
-    other = {identity: {"label": OWN, "differ": keys} for identity, keys in differ.items() if keys}
+    other = {identity: {"label": OWN_LABEL, "differ": keys} for identity, keys in differ.items() if keys}
     return [record | other.get(record["identity"], {}) for record in records]
 
 

@@ -38,7 +38,7 @@ RESAMPLES = 1000  # of seeds and initialisations
 
 Seeds = tuple[int, int]  # of a run, and of what is drawn of its data
 CELL = ("private", "public", "model", "algorithm", "epsilon", "label")
-OWN = "own"  # the label of runs that have other settings than a paper's (intended.py)
+OWN_LABEL = "own"  # of runs whose settings are not those of the paper (intended.py)
 WITHOUT_PUBLIC = ("dp_sgd", "non_private", "pate")
 SELECTION = {"validation": "held-out private", "public": "public labels", "test": "test (oracle)"}
 COLUMNS_OURS = "setting utility utility_std utility_low utility_high seeds seconds distance distance_std".split()
@@ -294,8 +294,8 @@ def paper_rows(file: str | None) -> list[dict[str, Any]]:
 
 
 def table_cells(name: str, records: list[dict[str, Any]]) -> list[TableCell]:
-    """Return the cells of the records of runs that the table `name` shows, selected as it says; none labelled OWN."""
-    return [cell for cell in _scope(spec(name), records, []) if cell.trained() and cell["label"] != OWN]
+    """Return the cells of the records of runs that the table `name` shows, selected as it says; none with OWN_LABEL."""
+    return [cell for cell in _scope(spec(name), records, []) if cell.trained() and cell["label"] != OWN_LABEL]
 
 
 def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -310,7 +310,7 @@ def belonging(spec: Spec, records: list[dict[str, Any]]) -> list[dict[str, Any]]
         if spec.names and key in sets:
             records = [record for record in records if named(record[key]) in values]
         else:
-            wanted = [*values, OWN] if key == "label" and "paper" in values else values
+            wanted = [*values, OWN_LABEL] if key == "label" and "paper" in values else values
             records = [record for record in records if value_of(record, key) in wanted]
     # a data set may have another name in the paper
     if spec.names:
@@ -405,14 +405,14 @@ def _joined(
     shown_apart = ("pair.public", *spec.match.values())
     setting = alike.transform(lambda cells: setting_texts(list(cells), shown_apart))
     ours["setting"] = setting.mask(setting == "")
-    is_own = ours["label"] == OWN
+    is_own = ours["label"] == OWN_LABEL
     ours.loc[is_own, "setting"] = [settings_text(cell, cell["differ"]) for cell in ours["cell"][is_own]]
     ours["stands_for"] = ours["public"].map(lambda public: spec.stand_ins.get(public, public))
     ours = ours.drop(columns=[*COLUMNS_PAPER, *theirs])
     rows = ours.merge(paper, how="left", left_on=[*key, "stands_for"], right_on=[*key, "paper_public"])
     difference = rows["utility"].astype(float) - rows["paper_utility"].astype(float)
     rows["difference"] = difference.mask(rows["public"].isin(list(spec.stand_ins)))
-    rows.loc[rows["label"] == OWN, [*COLUMNS_PAPER, *theirs]] = None
+    rows.loc[rows["label"] == OWN_LABEL, [*COLUMNS_PAPER, *theirs]] = None
 
     # the paper's rows that no record fills
     filled = set(zip(rows["place"], rows["label"], strict=True))
@@ -482,7 +482,7 @@ def _ranked(spec: Spec, shown: list[TableCell]) -> tuple[pandas.DataFrame, list[
         [*(cell[key] for key in block[:3]), cell.epsilon(), cell["label"], cell.same(public_keys, ()), cell]
         for cell in shown
         if cell["algorithm"] not in WITHOUT_PUBLIC and cell["public"] is not None
-        if cell.trained() and cell.distances() and cell["label"] != OWN
+        if cell.trained() and cell.distances() and cell["label"] != OWN_LABEL
     ]
     keys = [*block, "label", "rest"]
     ours = pandas.DataFrame(rows, columns=[*keys, "cells"], dtype=object)

@@ -16,7 +16,7 @@ from pubsel.files import write_whole
 from pubsel.messages import UsageError, aligned
 from pubsel.papers import attacked, intended, judged, paired
 from pubsel.papers.attacked import Attacked
-from pubsel.papers.join import OWN, Table, belonging, table_names
+from pubsel.papers.join import OWN_LABEL, Table, belonging, table_names
 from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import TableConfig
 from pubsel.settings.schema import nearest
@@ -106,9 +106,9 @@ GAINS = "Gains in points, over the best row of each cell of private data and mod
 ABOUT_GAINS = (
     "Gain: the mean over seeds minus that of the best of the rows it is compared with, tuned ones among them; of the "
     "cells, the mean, the least and the most.",
-    "Numbers of cells in which it is first; in which it is first or within one standard deviation (over its seeds) of "
-    "the best; and in which it is ahead of the best or behind it, if a paired t-test with Holm's correction over all "
-    "comparisons is significant.",
+    "Numbers of cells in which it has the best mean; in which it is at most one standard deviation (over its seeds) "
+    "below the best; and in which it is significantly better or worse than the best of the others (paired t-test, with "
+    "Holm's correction over all comparisons).",
 )
 LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -216,8 +216,9 @@ def notes(table: Table) -> list[str]:
         if (frame["public"] == ours).any():
             lines.append(f"{ours} stands in for the paper's {paper}: no difference is taken.")
 
-    if (frame["label"] == OWN).any():
-        lines.append(f"{OWN}: a run with other settings than the paper's, which Setting names: no difference is taken.")
+    if (frame["label"] == OWN_LABEL).any():
+        differ = "a run whose settings, in the column Setting, differ from the paper's"
+        lines.append(f"{OWN_LABEL}: {differ}: no difference is taken.")
 
     # report rows that are missing, and guarantees that do not hold
     if missing := table.cells.count(None):

@@ -168,9 +168,8 @@ def explained(error: Exception, command: str) -> str:
         word = str(override)
         key, equals, _ = word.partition("=")
         if not (equals and re.fullmatch(r"[+~]{0,2}[\w./@]+", key)):
-            return (
-                f"cannot read {word!r}: write {f'+experiment={word}' if word in named('experiment') else 'key=value'}"
-            )
+            meant = f"+experiment={word}" if word in named("experiment") else "key=value"
+            return f"cannot read {word!r}: write {meant}"
         several = f"; for several, {key}=[A,B], or --multirun to sweep over them" if ambiguous else ""
         return f"cannot read {word!r}: write it with both kinds of quotes, {shlex.quote(_quoted(word))}{several}"
 

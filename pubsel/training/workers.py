@@ -84,20 +84,21 @@ def visible_gpus() -> list[str]:
 # In the process that leads them
 
 
-def workers_of(
+def places_for(
     folder: Path, calls: int, most: int | None, device: str, threads: int | None
 ) -> tuple[int, Callable[[], Any]]:
-    """Return how many workers share so many calls, and what makes the pool of one (`run_parallel`).
+    """Return the number of workers for `calls` calls, at least one, and a function that makes the pool of one worker
+    (`run_parallel`).
 
-    They are as many as GPUs, or without one cores, allow, and at most `most`; each has its part of the cores, and a
-    place in `folder`. threads: of each; None: its part of the cores.
+    There is one for each GPU, or without a GPU for each `threads` cores, but not more than calls, nor than `most`. Each
+    has its part of the cores, and a place in `folder`. threads: of each worker; None: its part of the cores.
     """
     import joblib
     from joblib.externals.loky.process_executor import ProcessPoolExecutor
 
     gpus = [] if device == "cpu" else visible_gpus()
     places = len(gpus) or max(1, joblib.cpu_count() // (threads or 1))
-    workers = min(most or places, calls)
+    workers = max(1, min(most or places, calls))
     part = str(max(1, joblib.cpu_count() // workers))
     environment = {name: os.environ.get(name, part) for name in THREADS}
     return workers, partial(
