@@ -39,6 +39,13 @@ def test_notes_say_what_mixes_and_what_holds(tmp_path):
     assert "no valid" not in clean
 
 
+def test_rows_that_were_tested_on_other_examples_say_so(tmp_path):
+    fewer, all_of_them = record(0) | {"test_examples": 8000}, record(public="mnist") | {"test_examples": 10_000}
+    line = "fashion_mnist: tested on 8,000 or 10,000 examples"
+    assert line in "\n".join(typeset.notes(made(tmp_path, fewer, all_of_them)))
+    assert "tested on" not in "\n".join(typeset.notes(made(tmp_path / "same", all_of_them)))
+
+
 def test_what_selected_the_settings_is_said():
     for name, word in (("adamix_table1", "oracle"), ("pillar_ours", "held-out private")):
         assert word in "\n".join(typeset.notes(join.make(name, [])))

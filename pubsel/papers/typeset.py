@@ -223,7 +223,7 @@ def notes(table: Table) -> list[str]:
     # report rows that are missing, and guarantees that do not hold
     if missing := table.cells.count(None):
         lines.append(f"{MISSING}: no record. {missing} of {len(frame)} rows have none of ours.")
-    lines += _weights(table) + _versions(table)
+    lines += _tested(table) + _weights(table) + _versions(table)
     lines += [TIME] if "seconds" in frame else []
     lines += paired.paired_summary(table)
 
@@ -245,6 +245,20 @@ def _selection(table: Table) -> list[str]:
         whose = "these" if labels else "ours"
         return [f"{settings} were selected on the test set (oracle): {whose} are too good by that."]
     return [f"{settings} were selected by {SELECTED_BY[by]}; the privacy guarantee does not cover the selection."]
+
+
+def _tested(table: Table) -> list[str]:
+    """Return a line for each private set whose rows were not all tested on the same number of examples."""
+    sizes: dict[str, set[int]] = {}
+    for record in table.records():
+        if tested := record.get("test_examples"):
+            sizes.setdefault(record["private"], set()).add(tested)
+    return [
+        f"{name}: tested on {' or '.join(f'{size:,}' for size in sorted(of_set))} examples, since those that "
+        "are public are not tested on: rows with other numbers differ by more than the method."
+        for name, of_set in sizes.items()
+        if len(of_set) > 1
+    ]
 
 
 def _weights(table: Table) -> list[str]:
