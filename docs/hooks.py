@@ -62,7 +62,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links that leave docs/, as a reader of the repository needs them, lead to the same pages of the site. Numbers of
-    the pages of docs/ are looked up in results/. Tables of results have the whole width."""
+    the pages of docs/ are looked up in results/. Tables of results, and pages for readers, have the whole width."""
     from mkdocs.exceptions import PluginError
 
     if page.file.generated_by is None:
@@ -70,7 +70,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             markdown = lookup.rendered(markdown, f"docs/{page.file.src_uri}")
         except UserError as error:
             raise PluginError(str(error)) from None
-    if page.file.src_uri.startswith("results/tables/"):
+    if page.file.src_uri.startswith(("results/tables/", "for_")):
         page.meta["hide"] = ["toc"]
     for name, target in BESIDE.items():
         markdown = markdown.replace(f"](../{name}", f"]({target}")

@@ -177,6 +177,26 @@ def test_the_site_has_the_pages_of_the_guide_and_of_the_api(site: Path) -> None:
     assert list(site.rglob("*.py")) == []
 
 
+@pytest.mark.slow
+def test_no_header_and_no_picture_is_without_words(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        assert not re.search(r"<th[^>]*>\s*</th>", text), page
+        assert not [tag for tag in re.findall(r"<img[^>]*>", text) if not re.search(r'alt="[^"]', tag)], page
+        assert "site/access.js" in text, page
+
+
+def test_each_reader_has_a_short_page_at_the_beginning() -> None:
+    start, *_ = yaml.load((CHECKOUT / "mkdocs.yml").read_text(), yaml.BaseLoader)["nav"]
+    _, *readers = start["Start"]
+    names = [name for entry in readers for name in entry.values()]
+    assert names.pop() == "extend.md"
+    assert len(names) == 3
+    for name in names:
+        assert len((CHECKOUT / "docs" / name).read_text().split()) <= 250, name
+        assert f"(docs/{name})" in (CHECKOUT / "README.md").read_text()
+
+
 # README, pictures, citation, changelog
 
 
