@@ -250,7 +250,21 @@ def test_names_are_listed_with_what_decides(cli, monkeypatch):
     assert dino["vit_small_patch14_dinov2.lvd142m"] == ["384", "518", "22,056,192", "apache-2.0", "download=true"]
     assert rows(cli, "resnet50_b")["resnet50_byol"][-1] == "here"
     assert rows(cli, "test_vit4")["test_vit4"][-1] == "none"
-    assert "pattern=nope: no name fits it" in failed(cli, "models", "nope")
+    assert every["resnet152_simclr"][0] == "4,096"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("dinov22", " (did you mean dinov2?)"),
+        ("*scaterin*", " (did you mean scattering?)"),
+        ("hf:BAAI/bge-smal-en", " (did you mean hf:BAAI/bge-small-en-v1.5?)"),
+        ("text_encode", ""),
+        ("qqqq", ""),
+    ],
+)
+def test_a_pattern_that_nothing_fits_names_the_nearest(cli, pattern, near):
+    assert f"pattern={pattern}: no name fits it{near}: give a part" in failed(cli, "models", pattern)
 
 
 def test_encoders_of_texts_are_listed_with_numbers_that_their_networks_have(cli, monkeypatch):

@@ -1,11 +1,15 @@
-"""Files that are given for weights and hold a program."""
+"""Files of weights: those that hold a program, and those in the layouts of others."""
 
 import os
 import pickle
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import timm
 import torch
+from torch import nn
 
 from pubsel import models
 from pubsel.data.features import load_backbone
@@ -113,3 +117,142 @@ def test_whoever_calls_torch_load_takes_tensors_alone(evil, monkeypatch):
         assert not made.exists()
         assert {key: os.environ.get(key) for key in before} == before
         assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+# Layouts of others
+
+
+def random_numbers(net: nn.Module) -> nn.Module:
+    """The network with other numbers in each tensor, those of BatchNorm too."""
+    torch.manual_seed(0)
+    for value in net.state_dict().values():
+        if value.is_floating_point():
+            value.copy_(torch.rand_like(value) + 0.5 if value.dim() == 1 else torch.randn_like(value) * 0.1)
+    return net.eval()
+
+
+def encoder(path: Path, **backbone) -> nn.Module:
+    """The network of a backbone with the weights of a file."""
+    return load_backbone(check(Backbone, backbone | {"pretrained": False, "checkpoint": str(path)}), "", CPU).net
+
+
+def norm(size: int, relu: bool = True) -> nn.Module:
+    return nn.Sequential(nn.BatchNorm2d(size), nn.ReLU() if relu else nn.Identity())
+
+
+class Block(nn.Module):
+    """A bottleneck with the names of SimCLRv2-Pytorch."""
+
+    def __init__(self, before: int, after: int, stride: int, first: bool):
+        super().__init__()
+        inner = after // 4
+        self.projection = nn.Sequential()
+        if first:
+            self.projection.add_module("shortcut", nn.Conv2d(before, after, 1, stride, bias=False))
+            self.projection.add_module("bn", norm(after, relu=False))
+        self.net = nn.Sequential(
+            *(nn.Conv2d(before, inner, 1, bias=False), norm(inner)),
+            *(nn.Conv2d(inner, inner, 3, stride, 1, bias=False), norm(inner)),
+            *(nn.Conv2d(inner, after, 1, bias=False), norm(after, relu=False)),
+        )
+
+    def forward(self, x):
+        return (self.projection(x) + self.net(x)).relu()
+
+
+class Simclr(nn.Module):
+    """A ResNet of double width with the names of SimCLRv2-Pytorch, pooled as in TensorFlow."""
+
+    def __init__(self, layers: list[int], channels: list[int]):
+        super().__init__()
+        pool = nn.Sequential(nn.ZeroPad2d((0, 1, 0, 1)), nn.MaxPool2d(3, 2))
+        self.net = nn.Sequential(nn.Sequential(nn.Conv2d(3, 128, 7, 2, 3, bias=False), norm(128), pool))
+        before = 128
+        for stage, (depth, size) in enumerate(zip(layers, channels, strict=True)):
+            group = nn.Sequential()
+            for i in range(depth):
+                stride = 2 if stage and not i else 1
+                group.append(Block(before, 2 * size, stride, not i))
+                before = 2 * size
+            self.net.append(nn.Sequential())
+            self.net[-1].add_module("blocks", group)
+        self.fc = nn.Linear(before, 1000)
+
+    def forward(self, x):
+        return self.net(x).mean((2, 3))
+
+
+SHAPE = {"layers": [2, 1, 3, 1], "channels": [32, 64, 96, 128]}
+SIMCLR = {
+    "architecture": "resnetv2_152",
+    "options": {**SHAPE, "width_factor": 2, "preact": False, "stem_type": "same"},
+}
+SOLO = {"architecture": "resnet50", "options": {"layers": [1, 2, 1, 1]}}
+IMAGES = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+
+
+def simclr_file(folder: Path) -> tuple[Path, dict, nn.Module]:
+    """A file as SimCLRv2-Pytorch writes it, what it holds, and the network that it is of."""
+    net = random_numbers(Simclr(**SHAPE))
+    head = {"layers.0.weight": torch.zeros(3, 3)}
+    return folder / "r152_2x_sk0.pth", {"resnet": net.state_dict(), "head": head}, net
+
+
+def solo_file(folder: Path, prefix: str = "encoder.") -> tuple[Path, dict, nn.Module]:
+    """A checkpoint as solo-learn writes it, what it holds, and the network that it is of."""
+    net = random_numbers(timm.create_model("resnet50", num_classes=0, **SOLO["options"]))
+    weights = {f"{prefix}{name}": value for name, value in net.state_dict().items()}
+    momentum = {f"momentum_{name}": torch.zeros_like(value) for name, value in weights.items()}
+    more = {"classifier.weight": torch.zeros(9, 2048), "projector.0.weight": torch.zeros(4, 4)}
+    return folder / "byol.ckpt", {"epoch": 99, "state_dict": {**momentum, **weights, **more}}, net
+
+
+def test_a_file_of_simclr_gives_what_its_network_gives(tmp_path):
+    path, content, net = simclr_file(tmp_path)
+    torch.save(content, path)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(path, **SIMCLR)(IMAGES), net(IMAGES), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("prefix", ["encoder.", "backbone."])
+def test_a_file_of_solo_learn_gives_what_its_network_gives_and_runs_no_code(tmp_path, prefix, monkeypatch):
+    path, content, net = solo_file(tmp_path, prefix)
+    made = tmp_path / "made"
+    library = ModuleType("a_library")
+    library.Callback = type("Callback", (), {"__module__": "a_library"})
+    library.Code = type("Code", (), {"__reduce__": lambda self: (exec, (f"open({str(made)!r}, 'w')",))})
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    settings = library.Callback()
+    settings.rate = 0.1
+    torch.save(content | {"callbacks": {library.Callback: [settings]}, "hyper_parameters": library.Code()}, path)
+    monkeypatch.delitem(sys.modules, "a_library")
+
+    with torch.no_grad():
+        assert torch.equal(encoder(path, **SOLO)(IMAGES), net(IMAGES))
+    assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "of", "name"),
+    [
+        (simclr_file, SIMCLR, "net.3.blocks.2.net.1.0.running_var"),
+        (solo_file, SOLO, "encoder.layer2.1.bn3.weight"),
+    ],
+)
+@pytest.mark.parametrize("fault", ["absent", "misshapen", "deeper"])
+def test_a_file_of_another_network_is_refused(tmp_path, make, of, name, fault):
+    path, content, _ = make(tmp_path)
+    weights = content.get("resnet") or content["state_dict"]
+    value = weights.pop(name)
+    if fault != "absent":
+        weights[name] = value[1:] if fault == "misshapen" else value
+    if fault == "deeper":
+        weights[name.replace(".2.", ".9.").replace("layer2.1", "layer2.9")] = value
+    torch.save(content, path)
+    with pytest.raises(UserError) as refused:
+        encoder(path, **of)
+    counts = {"absent": (0, 1, 0), "misshapen": (1, 0, 0), "deeper": (0, 0, 1)}[fault]
+    message = "{} weights of another shape, {} absent, {} without a place, the first ".format(*counts)
+    assert f"{path} does not fit: {message}" in str(refused.value)
+    assert "\n" not in str(refused.value)

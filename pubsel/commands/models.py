@@ -6,6 +6,7 @@ from pubsel.messages import UsageError
 from pubsel.models.encoders import Encoder, encoder, encoders_of_texts
 from pubsel.settings.keys import ModelsConfig
 from pubsel.settings.methods import with_backbone
+from pubsel.settings.schema import nearest
 
 TEXTS = "text_encoder"  # the option for texts, whose encoders the hub lists
 MOST = 40  # rows, each of a network that is made
@@ -32,7 +33,11 @@ def run(settings: ModelsConfig) -> str:
         names += [name for name in timm.list_models(pattern, exclude_filters="*_enc") if name not in have]
     texts = encoders_of_texts(pattern)
     if not names and not texts:
-        raise UsageError(f"pattern={settings.pattern}: no name fits it: give a part of one, such as dinov2")
+        # a pattern is a part of a name as often as a name
+        known = {*with_backbone(), *timm.list_models(exclude_filters="*_enc")} - {TEXTS}
+        known |= {row.name for row in encoders_of_texts("*")}
+        near = nearest(pattern.strip("*"), known | {part for name in known for part in name.split("_")})
+        raise UsageError(f"pattern={settings.pattern}: no name fits it{near}: give a part of one, such as dinov2")
 
     parts = []
     for each in ([encoder(name, settings.data_root) for name in names[:MOST]], texts):

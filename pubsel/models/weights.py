@@ -6,12 +6,13 @@ import contextlib
 import difflib
 import os
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pubsel.files import digest, plain
 from pubsel.messages import UsageError, UserError, limit
@@ -21,6 +22,19 @@ from pubsel.settings.networks import check_network
 # open_clip's names of image towers, and what timm calls their sizes
 CLIP = re.compile(r"vit-(so400m|bigg|[tsblhg])-(\d+)", re.IGNORECASE)
 TOWERS = {"t": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge", "g": "giant", "bigg": "gigantic"}
+# SimCLRv2-Pytorch's names of layers, and timm's in a ResNetV2
+STEM = {"net.0.0": "stem.conv", "net.0.1.0": "stem.norm"}
+IN_BLOCK = {
+    "projection.shortcut": "downsample.conv",
+    "projection.bn.0": "downsample.norm",
+    "net.0": "conv1",
+    "net.1.0": "norm1",
+    "net.2": "conv2",
+    "net.3.0": "norm2",
+    "net.4": "conv3",
+    "net.5.0": "norm3",
+}
+BLOCK = re.compile(r"net\.(\d+)\.blocks\.(\d+)\.(.+)")
 NOT_HERE = "its published weights are not on this machine: give download=true to fetch them"
 
 
@@ -47,6 +61,49 @@ def tensors_alone() -> Iterator[None]:
     finally:
         del os.environ[keys[0]]
         os.environ.update({key: value for key, value in before.items() if value is not None})
+
+
+class Dropped:
+    """A stand-in for whatever in a file is no tensor, such as the settings of a training."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, _: Any) -> None: ...
+
+
+def dropping(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Have torch.load, while it takes tensors alone, put `Dropped` in place of every other object that a file names."""
+    zipped = zipfile.is_zipfile(path)
+    names = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipped else []
+    # a pair is a class and the name that it answers to: what has this name is neither imported nor called
+    return torch.serialization.safe_globals([(Dropped, name) for name in names])
+
+
+def of_simclr(resnet: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a file of SimCLRv2-Pytorch, without the classifier, under the names of timm's ResNetV2 with
+    preact=false."""
+    weights = {}
+    for name, value in resnet.items():
+        layer, _, kind = name.rpartition(".")
+        if block := BLOCK.fullmatch(layer):
+            layer = f"stages.{int(block[1]) - 1}.blocks.{block[2]}.{IN_BLOCK.get(block[3], block[3])}"
+        weights[f"{STEM.get(layer, layer)}.{kind}"] = value
+    return {name: value for name, value in weights.items() if not name.startswith("fc.")}
+
+
+def of_solo_learn(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of the encoder in a checkpoint of solo-learn; older ones call it encoder."""
+    prefixes = ("backbone.", "encoder.")
+    return {name.partition(".")[2]: value for name, value in state.items() if name.startswith(prefixes)}
+
+
+def of_published(state: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """Return the weights of a file in a layout that is known by its names, under timm's names; None for any other."""
+    if isinstance(state.get("resnet"), Mapping):
+        return of_simclr(state["resnet"])
+    if "backbone.conv1.weight" in state or "encoder.conv1.weight" in state:
+        return of_solo_learn(state)
+    return None
 
 
 def check_timm(key: str, name: str, options: Mapping[str, Any]) -> None:
@@ -140,18 +197,20 @@ def digest_of_weights(net: nn.Module, heads: Sequence[str] = ()) -> str:
 
 def load_weights(net: nn.Module, path: Path, prefix: str | None, key: str, heads: Sequence[str] = ()) -> bool:
     """Load the weights of a file into a network, and return whether the layers `heads` are among them: they stay as
-    they are if the file has none of their shape. What the network has no place for is left out. UserError if anything
-    else is absent or misshapen."""
+    they are if the file has none of their shape. What the network has no place for is left out, unless the file is in a
+    known layout (`of_published`). UserError if anything else is absent or misshapen."""
     from timm.models import load_state_dict  # half a second, for who loads weights alone
 
     try:
-        with tensors_alone():
+        with tensors_alone(), dropping(path):
             state = load_state_dict(str(path), use_ema=False, weights_only=True)
+        converted = None if prefix else of_published(state)
     except Exception as error:
         reason = str(error).partition("\n")[0][:100]
         raise UserError(f"{key}={path}: {limit(error) or f'not a readable weight file ({reason})'}") from None
     if prefix:
         state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    state = state if converted is None else converted
 
     # A head for other classes is of no use: the network keeps its random one.
     wanted = net.state_dict()
@@ -163,11 +222,11 @@ def load_weights(net: nn.Module, path: Path, prefix: str | None, key: str, heads
     # all that does not fit is counted, and the first is named
     misfits = [name for name in wanted if name in state and state[name].shape != wanted[name].shape]
     absent = [name for name in wanted if name not in state and not name.endswith("num_batches_tracked")]
-    if misfits or absent:
-        first = misfits[0] if misfits else absent[0]
+    extra = [name for name in converted or () if name not in wanted]
+    if misfits or absent or extra:
         raise UserError(
-            f"{key}={path} does not fit: {len(misfits)} weights of another shape, {len(absent)} absent, the first "
-            f"{first}: check architecture, options and prefix"
+            f"{key}={path} does not fit: {len(misfits)} weights of another shape, {len(absent)} absent, {len(extra)} "
+            f"without a place, the first {[*misfits, *absent, *extra][0]}: check architecture, options and prefix"
         )
 
     net.load_state_dict({name: state[name] for name in wanted if name in state}, strict=False)

@@ -19,7 +19,7 @@ SIZES = {
     **dict.fromkeys(("base_width", "stem_width"), 1024),
     **dict.fromkeys(("depth", "depths", "layers", "num_heads", "cardinality"), 128),
     **dict.fromkeys(("window_size", "output_stride", "reg_tokens"), 64),
-    **{"img_size": 4096, "patch_size": 256, "num_classes": 1_000_000, "block_reduce_first": 16},
+    **{"img_size": 4096, "patch_size": 256, "num_classes": 1_000_000, "block_reduce_first": 16, "width_factor": 16},
 }
 DROPPED = "drop_rate drop_path_rate attn_drop_rate proj_drop_rate pos_drop_rate patch_drop_rate".split()
 # Options that are numbers, and the largest that each may be.
@@ -27,7 +27,7 @@ SHARES = {**dict.fromkeys(DROPPED, 1), "init_values": 10, "ls_init_value": 10, "
 WORDS = "global_pool pad_type act_layer norm_layer aa_layer stem_type weight_init".split()
 SWITCHES = (
     "class_token no_embed_class qkv_bias qk_norm dynamic_img_size fc_norm avg_down antialias replace_stem_pool "
-    "fix_group_fanout pre_norm final_norm"
+    "fix_group_fanout pre_norm final_norm preact"
 ).split()
 OPTIONS = (*SIZES, *SHARES, *WORDS, *SWITCHES)
 
