@@ -33,7 +33,7 @@ SETS = {  # words, dimensions of a projection that are tried, and the one of an 
     "kagchest": ("pair.private=kagchest model=mobilenetv2_coral pair.m=456", (10, 40, 160), 40),
 }
 RATES = "training.learning_rate=null,0.1,1,10"
-COMMON = ["+experiment=recipes", "label=tuning", "pair.validation=0", "threads=1"]
+COMMON = ["+experiment=recipes", "label=tuning", "threads=1"]
 
 
 class Method(NamedTuple):
@@ -57,7 +57,7 @@ METHODS = {
 
 def accuracies(words: list[str], epsilon: float, seeds: range, results: Path) -> list[float]:
     """Return the accuracy of a run with each seed, in percent."""
-    records = (pubsel.train(*words, epsilon=epsilon, seed=seed, results=results) for seed in seeds)
+    records = (pubsel.train(*words, "pair.validation=0", epsilon=epsilon, seed=seed, results=results) for seed in seeds)
     return [100 * record["utility"] for record in records]
 
 

@@ -286,6 +286,8 @@ def test_what_needs_no_torch_does_not_wait_for_it() -> None:
         (["run", "--help", "algorithm=nope"], 2, ["algorithm/nope", "dp_sgd", "gep"]),
         (["run", *TINY, "pair.unit="], 2, ["pair.unit is empty: give the column that names people"]),
         (["run", "algorithm=null"], 2, ["override"]),
+        (["run", *TINY, "training=5"], 2, ["Got int: each group takes the name of an option"]),
+        (["run", *TINY, "training.augment=flip"], 2, ["training.augment: not a list: write [A] or [A,B]"]),
         (["run", "~algorithm"], 2, ["algorithm=NAME"]),
         (["run", "-m", "model=probe,nope"], 2, ["model/nope", "resnet20"]),
         (["run", "pair.private=./mine"], 2, ["pair.private=./mine: give its public data too, pair.public=NAME"]),

@@ -26,7 +26,7 @@ from pubsel.data.given import as_input, at_path, given
 from pubsel.messages import UsageError, UserError
 from pubsel.release.classifier import Classifier
 from pubsel.settings.keys import Convert, Fold, Overlap, Pair, Read
-from tests.made import write_npz
+from tests.made import write_csv, write_npz
 
 X, Y = load_digits(return_X_y=True)
 
@@ -671,7 +671,7 @@ def test_arrays_are_read_as_their_owner_means_them(tmp_path):
     task = task_of(tmp_path / "a.npz")
     assert (task.classes, task.names, len(task.test.y)) == (2, ("3", "8"), 50)
     refused(
-        r"pair.read.bits=...: .*a.npz is arrays, on which it has no effect: remove it",
+        r"pair.read.bits=...: .*a.npz is an array of images, on which it has no effect: remove it",
         tmp_path / "a.npz",
         bits=12,
         kind=UsageError,
@@ -680,6 +680,34 @@ def test_arrays_are_read_as_their_owner_means_them(tmp_path):
     hot = {f"{part}_labels": np.eye(2, dtype=np.uint8)[y[at] // 8] for part, at in parts.items()}
     np.savez(tmp_path / "b.npz", **arrays, **hot)
     assert task_of(tmp_path / "b.npz").metric == "accuracy"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "without_effect"),
+    [
+        ("images", "a folder of images", {"bounds": [0, 1], "scale": "none", "label": "x"}),
+        ("texts", "a folder of texts", {"bounds": [0, 1], "size": 32}),
+        ("images.csv", "a table of images", {"bounds": [0, 1], "scale": "none"}),
+        ("rows.csv", "a table of rows", {"channels": 1, "skip": True}),
+        ("images.npz", "an array of images", {"bits": 12, "scale": "private", "skip": True}),
+        ("rows.npz", "an array of rows", {"size": 32, "split": "x"}),
+    ],
+)
+def test_a_rule_of_reading_without_effect_is_refused(name, kind, without_effect, tmp_path):
+    images = folder(tmp_path / "images", n=40)
+    write_csv(
+        tmp_path / "images.csv", [{"image": str(file), "label": file.parent.name} for file in images.rglob("*.png")]
+    )
+    write_csv(tmp_path / "rows.csv", [{"x": float(i), "label": i % 2} for i in range(40)])
+    write_npz(tmp_path / "images.npz", *((X[:40].reshape(-1, 8, 8).astype(np.uint8), Y[:40]),) * 2)
+    np.savez(tmp_path / "rows.npz", train_x=np.eye(40), train_y=np.arange(40) % 2)
+    for i in range(12):
+        file = tmp_path / "texts" / "ab"[i % 2] / f"{i}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(i))
+    for key, value in without_effect.items():
+        why = rf"pair.read.{key}=...: .* is {kind}, on which it has no effect: remove it"
+        refused(why, tmp_path / name, kind=UsageError, **{key: value})
 
 
 def test_labels_of_public_arrays_are_numbered_as_the_private_ones(tmp_path):

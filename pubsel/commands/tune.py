@@ -52,6 +52,14 @@ FAILED = "failed"  # a file in the folder of a run that gave no model
 MAY_DIFFER = ("model", "algorithm", "training", "label")  # of the settings; and of the pair:
 PUBLIC_PARTS = ("public", "m", "convert")
 WORDS = re.compile(r"""(?:'[^']*'|"[^"]*"|\S)+""")  # of `over`: blanks part them, except between quotes
+DECIDED = {  # keys of `run` that tune sets itself, and how
+    "pair.validation": "held_out= sets it",
+    "pair.reserved": "held_out= sets it",
+    "privacy.secure_noise": "its noise is never seeded",
+    "privacy.measure": "it always measures",
+    "distance": "it measures none",
+}
+AGREEING = ("privacy.secure_noise=true", "privacy.measure=true", "distance=none")
 CHOOSE = "choose among model, algorithm, training or public data"
 
 
@@ -161,6 +169,12 @@ def grid(over: str) -> list[list[str]]:
 def _requested(settings: TuneConfig, words: list[str]) -> dict[str, RunConfig]:
     """Return the settings of a run with all of epsilon, by the words of each candidate. UsageError if they differ in
     what decides the side of a private unit, or the guarantee."""
+    # nothing that was requested is replaced without a word
+    for word in settings.words:
+        key = word.lstrip("+").partition("=")[0]
+        if key in DECIDED and word.lstrip("+") not in AGREEING:
+            raise UsageError(f"{word}: pubsel tune decides it ({DECIDED[key]}): leave it out")
+
     requested, seen = dict[str, RunConfig](), dict[str, str]()
     for cell in grid(settings.over):
         with composed("run", [*words, *cell], next(iter(own_folders()), None)) as values:

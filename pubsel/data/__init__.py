@@ -359,15 +359,28 @@ def of_public_data(read: Read, name: str) -> Read:
 def check_read(name: str, read: Read) -> None:
     """Raise UsageError for a rule of reading that has no effect on a private set: two requests that differ in it alone
     would differ in their noise."""
-    of_tables, of_files = ("path", "label", "split", "labels", "text"), ("size", "channels", "bits", "skip")
+    of_tables, of_images, of_rows = (
+        ("path", "label", "split", "labels", "text"),
+        ("size", "channels", "bits"),
+        ("bounds", "scale"),
+    )
     path = Path(name).expanduser()
-    what = "a set of conf/dataset" if not is_path(name) else "a folder" if path.is_dir() else "arrays"
-    what = "a table" if tables.is_table(path) else what
-    unused: tuple[str, ...] = of_tables if what == "a folder" else (*of_tables, *of_files)
-    if what == "a table":
-        if not (path.exists() or memory.of_memory(name)) or not is_texts(path, read):
-            return
-        what, unused = "a table of texts", (*of_files, "bounds", "scale")
+    unused: tuple[str, ...] = (*of_tables, *of_images, *of_rows, "skip")
+    is_table, held = tables.is_table(path), memory.of_memory(name) is not None
+
+    if not is_path(name):
+        what = "a set of conf/dataset"
+    elif held and not is_texts(path, read):
+        return
+    elif held or path.exists():
+        kind = "texts" if is_texts(path, read) else "rows" if is_rows(path, read) else "images"
+        what = f"{'a table' if is_table else 'a folder' if path.is_dir() else 'an array'} of {kind}"
+        effective: tuple[str, ...] = of_tables if is_table else ()
+        effective += {"images": of_images if is_table or path.is_dir() else (), "rows": of_rows, "texts": ()}[kind]
+        effective += ("skip",) if path.is_dir() or (is_table and kind == "images") else ()
+        unused = tuple(key for key in unused if key not in effective)
+    else:
+        return  # it will be looked for, and named
     if key := next((key for key in unused if getattr(read, key) != getattr(Read(), key)), None):
         raise UsageError(f"{key}=...: {name} is {what}, on which it has no effect: remove it")
 

@@ -100,8 +100,9 @@ def _by_hydra(command: str, words: Sequence[str], folders: tuple[Path, ...]) -> 
                 whole = hydra.compose(command, [*words, search], return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise UsageError(explained(error, command)) from None
-        except ValueError as error:  # of an override
-            raise UsageError(f"{error}; pubsel {command} --help lists the keys") from None
+        except ValueError as error:  # of a group, such as pair=3
+            why = f"{error}: each group takes the name of an option; pubsel {command} --help lists groups and keys"
+            raise UsageError(why) from None
 
         # What asks Hydra for the folders of options gets those of this command while it is open.
         HydraConfig.instance().set_config(whole)

@@ -122,6 +122,8 @@ def _fault(schema: Any, error: OmegaConfBaseException, prefix: str) -> str:
 
     about = siblings.get(name.split("[")[0])
     text = f"{key}: {str(error.msg or error).splitlines()[0]}"
+    if "is not a ListConfig" in text:
+        text = f"{key}: not a list: write [A] or [A,B]"
     if choice := re.search(r"Invalid value '(.*)', expected one of \[(.*)\]$", text):
         text += nearest(choice[1], choice[2].split(", "))
     return f"{text} ({about})" if about else text
