@@ -31,7 +31,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 from pubsel import records
 from pubsel.settings.schema import leaves

@@ -43,8 +43,8 @@ from pubsel.settings.compose import composed, words_of
 from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
 from pubsel.settings.keys import POOL, Accounting, RunConfig, Take, TuneConfig
 from pubsel.settings.schema import check
-from pubsel.training import needs, workers
-from pubsel.training.once import Prepared, planned_map, released_once
+from pubsel.training import workers
+from pubsel.training.once import Prepared, released_once
 
 WIDE = 0.1  # how far apart noise alone may set two scores, above which choosing hardly pays
 RUNS = "tuning"  # the folder of the runs, below that of what is released
@@ -219,11 +219,7 @@ def _with_data(requested: dict[str, RunConfig]) -> Iterator[Candidate]:
             for n in units:
                 accountant.check_delta(cell.budget.delta, n, cell.budget.weak)
         candidate = Candidate(words, read, cell, tasks[key])
-        with _quiet():
-            derived = cell.derived(candidate.task)
-            plan, _, first = derived.guarantee(candidate.task.units)
-            needs.check_memory(derived, candidate.task, plan, None)
-            planned_map(derived, candidate.task, first)
+        training.check_ready(cell, candidate.task)
         yield candidate
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel import distances, records
-from pubsel.algorithms import Informed, Solves
+from pubsel.algorithms import Derives, Informed, Solves
 from pubsel.cell import Cell, Spending, given_weights, load_task, map_split, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
@@ -44,7 +44,7 @@ from pubsel.settings.keys import POOL, Pair, RunConfig, public_sets
 from pubsel.training import needs, parallel, torchrun
 from pubsel.training.evaluation import check_classes, evaluate, hardly_answered, interval, logits, utility
 from pubsel.training.loop import Job, Progress, fit, rate_of
-from pubsel.training.once import Prepared, prepare, released_once, solve, training_secret
+from pubsel.training.once import Prepared, planned_map, prepare, released_once, solve, training_secret
 from pubsel.training.pooled import from_pool
 
 UNFINISHED = tuple(f"{name}.pt" for name in "checkpoint histogram selection release solution measurement draws".split())
@@ -175,7 +175,10 @@ def train(cell: Cell) -> dict[str, Any]:
     task = _loaded(cell)
     pool = None
     if cell.inputs.pair.public == POOL:
-        _check_budget(cell, task)
+        # the examples that it will choose, or none, have the shape of private ones
+        for outcome in (task.private, *([] if cell.algorithm.needs_public else [None])):
+            cell.derived(task._replace(public=outcome)).guarantee(task.units, report=lambda _: None)
+        _check_spending(cell, task)
         cell, task, pool, selected = from_pool(cell, task)
         parts += [("selection of the public examples", selected)]
     cell = cell.derived(task)
@@ -213,13 +216,14 @@ def train(cell: Cell) -> dict[str, Any]:
     return record | {"derived": follows or None, "seconds": round(seconds, 1)}
 
 
-def _check_budget(cell: Cell, task: Task) -> None:
-    """Raise UsageError for what would stop the training once the choice of its public data is spent."""
-    some = task if task.public is not None else task._replace(public=task.private)
-    outcomes = [some, *([] if cell.algorithm.needs_public else [task._replace(public=None)])]
-    for outcome in outcomes:
-        cell.derived(outcome).guarantee(task.units, report=lambda _: None)
-    _check_spending(cell, task)
+def check_ready(cell: Cell, task: Task) -> None:
+    """Raise UserError for what would stop the training of a cell on `task` once something is spent."""
+    cell = cell.derived(task)
+    plan, _, first = cell.guarantee(task.units, report=lambda _: None)
+    needs.refuse_memory(needs.of_training(cell, task, plan), cell.device)
+    # the map takes seconds; an algorithm that derives its settings sets none that does not fit
+    if not isinstance(cell.algorithm, Derives):
+        planned_map(cell, task, first)
 
 
 def _check_spending(cell: Cell, task: Task) -> None:
@@ -417,10 +421,13 @@ def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:
             task = load_task(inputs._replace(pair=pair), cell.device)
             assert task.public is not None
             check_sides(cell, task)  # one may take away the only example of a class
+            check_ready(cell, task)
             candidates[label] = map_split(task.public, Path(kept) / f"{len(candidates)}.npy")
 
-        _check_budget(cell, task)
+        _check_spending(cell, task)
         with_none = by_features(cell.select) and not cell.algorithm.needs_public
+        if with_none:
+            check_ready(cell, task._replace(public=None))
         pairs |= {coverage.NONE: without_public(inputs.pair)} if with_none else {}
         choice = Choice(
             select=cell.select,
