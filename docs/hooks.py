@@ -97,9 +97,9 @@ def generated() -> dict[str, str]:
 
 
 def shown_results() -> list[Path]:
-    """Return the pages of results/ that the site shows as they are, and the picture of one of them."""
+    """Return the pages of results/ that the site shows as they are."""
     folder = ROOT / "results"
-    return [*folder.glob("*.md"), *folder.glob("tables/*.md"), folder / "tuning.svg"]
+    return [*folder.glob("*.md"), *folder.glob("tables/*.md")]
 
 
 def beside(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""When does it pay to choose settings privately? results/tuning.csv and its picture.
+"""When does it pay to choose settings privately? results/tuning.csv, and its picture, which is in docs/pictures.
 
     python scripts/race_sets.py
     python scripts/when_tuning_pays.py --to results/tuning.csv

@@ -452,5 +452,8 @@ class PerExampleGradients:
         if kept is None or len(kept) < n or kept.shape[1] != width or kept.dtype != dtype:
             self._scratch = kept = None
             whole = LINE // dtype.itemsize
-            self._scratch = kept = torch.empty(n, -(-width // whole) * whole, dtype=dtype, device=device)[:, :width]
+            lines = torch.empty(n, -(-width // whole) * whole, dtype=dtype, device=device)
+            # products in bfloat16 read what follows a row too, times zero: it must be finite
+            lines[:, width:] = 0
+            self._scratch = kept = lines[:, :width]
         return kept[:n]
