@@ -1,11 +1,12 @@
-"""When does it pay to choose settings privately? results/tuning.csv, and its picture, which is in docs/pictures.
+"""When does it pay to choose settings privately? results/tuning.csv and its picture.
 
     python scripts/race_sets.py
     python scripts/when_tuning_pays.py --to results/tuning.csv
 
 For each set, method and epsilon, accuracy on test images of: one run with settings that nobody chose (untuned), which
 has all of epsilon and trains on all private examples; what `pubsel tune` releases, ten seeds each, paired; and the
-setting that is best on the test set (oracle). Runs that are there are not made again.
+setting that is best on the test set (oracle). Runs that are there are not made
+again. The picture is written next to the CSV file; its copy in docs/pictures is on the page.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """The site, the README, the citation: they are built, complete, and say what the code and the records say."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -216,6 +217,21 @@ def test_the_pictures_are_those_of_the_records(tmp_path: Path) -> None:
         assert len(kept) < 64 * 1024
         assert re.findall(r"<text[^>]*>([^<]*)", now) == re.findall(r"<text[^>]*>([^<]*)", kept)
         assert re.findall(r"<use [^>]*>", now) == re.findall(r"<use [^>]*>", kept)
+
+
+def test_the_picture_of_tuning_has_the_points_of_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(CHECKOUT / "scripts")
+    import when_tuning_pays
+
+    lines = [line for line in (CHECKOUT / "results" / "tuning.csv").open() if not line.startswith("#")]
+    rows = [row | {"epsilon": float(row["epsilon"])} for row in csv.DictReader(lines)]
+    when_tuning_pays.draw(rows, tmp_path / "tuning.svg")
+    now, kept = (
+        re.findall(r'<use [^>]*x="([^"]*)" y="([^"]*)"', path.read_text())
+        for path in (tmp_path / "tuning.svg", CHECKOUT / "docs" / "pictures" / "tuning.svg")
+    )
+    assert len(now) > len(rows)
+    assert now == kept
 
 
 def test_citation_and_changelog_name_the_version() -> None:

@@ -64,7 +64,7 @@ def tensors_alone() -> Iterator[None]:
 
 
 class Dropped:
-    """A stand-in for whatever in a file is no tensor, such as the settings of a training."""
+    """A placeholder for an object in a weight file that is not a tensor, such as training settings. It does nothing."""
 
     def __init__(self, *_: Any) -> None: ...
 
@@ -72,7 +72,7 @@ class Dropped:
 
 
 def dropping(path: Path) -> contextlib.AbstractContextManager[None]:
-    """Have torch.load, while it takes tensors alone, put `Dropped` in place of every other object that a file names."""
+    """Return a context in which torch.load, restricted to tensors, replaces other objects of a file by `Dropped`."""
     zipped = zipfile.is_zipfile(path)
     names = torch.serialization.get_unsafe_globals_in_checkpoint(path) if zipped else []
     # a pair is a class and the name that it answers to: what has this name is neither imported nor called

@@ -254,8 +254,8 @@ def _tested(table: Table) -> list[str]:
         if tested := record.get("test_examples"):
             sizes.setdefault(record["private"], set()).add(tested)
     return [
-        f"{name}: tested on {' or '.join(f'{size:,}' for size in sorted(of_set))} examples, since those that "
-        "are public are not tested on: rows with other numbers differ by more than the method."
+        f"{name}: tested on {' or '.join(f'{size:,}' for size in sorted(of_set))} examples, as public "
+        "examples are left out: rows with different numbers differ by more than the method."
         for name, of_set in sizes.items()
         if len(of_set) > 1
     ]

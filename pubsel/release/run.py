@@ -175,7 +175,7 @@ def train(cell: Cell) -> dict[str, Any]:
     task = _loaded(cell)
     pool = None
     if cell.inputs.pair.public == POOL:
-        # the examples that it will choose, or none, have the shape of private ones
+        # the chosen examples, if any, will have the shape of private ones
         for outcome in (task.private, *([] if cell.algorithm.needs_public else [None])):
             cell.derived(task._replace(public=outcome)).guarantee(task.units, report=lambda _: None)
         _check_spending(cell, task)
