@@ -65,6 +65,9 @@ def test_the_bound_lies_just_above_a_second_accountant(sigma, rate, steps, delta
         (2, 1000 / 604_388, 3022, 1e-6),
         (10, 0.1745, 33, 8e-4),
         (3, 0.6, 1, 1e-5),
+        (8, 1 / 9, 45, 1e-5),  # prv-accountant refuses these three, or states up to twice their epsilon
+        (16, 0.1, 300, 1e-5),
+        (30, 0.5, 100, 1e-5),
     ],
 )
 def test_noise_is_at_most_half_a_percent_more_than_it_must_be(epsilon, rate, steps, delta):
@@ -120,6 +123,26 @@ def test_the_loss_of_a_step_is_that_of_prv_accountant(sigma, rate):
         t = np.linspace(-span, span, 2001, dtype=np.longdouble)
         assert np.array_equal(ours.cdf(t), peer.cdf(t))
     assert ours.cdf(0.01) == peer.cdf(0.01)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "most"),
+    [
+        (0.827, 1 / 9, 16.4),
+        (1.0, 1 / 9, 42.2),
+        (0.7, 0.5, 502.0),
+        (0.4, 0.9, 3180.0),
+        (3.0, 0.999, 5.0),
+        (400.0, 1e-3, 3.3),
+    ],
+)
+def test_the_mean_loss_of_a_step_is_that_of_many_short_intervals(sigma, rate, most):
+    """The reference is exact but for rounding to such an interval of the loss, whose mean is 0 to second order."""
+    edges = np.linspace(-most, most, 4_000_001)
+    mass = np.diff(accountant._sampled_gaussian(sigma, rate).cdf(edges)).astype(float)
+    reference = mass @ ((edges[:-1] + edges[1:]) / 2) / mass.sum()
+    spread = math.sqrt(mass @ ((edges[:-1] + edges[1:]) / 2) ** 2)
+    assert accountant._mean_loss(sigma, rate, most) == pytest.approx(reference, abs=1e-6 * spread)
 
 
 def test_no_bound_is_an_error_and_not_epsilon_zero():
