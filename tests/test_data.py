@@ -86,6 +86,23 @@ def test_prepare(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["flowers5", "prepared"]
 
 
+@pytest.mark.parametrize(("take", "shots"), [(Take.test, None), (Take.train, None), (Take.train, 2)])
+def test_of_another_public_set_no_more_goes_through_a_backbone_than_is_taken(tmp_path, take, shots):
+    npz(tmp_path / "own.npz")
+    npz(tmp_path / "other.npz", train=50, test=40)
+    sizes = {}
+
+    def through(name, source, like):
+        sizes[Path(name).stem] = len(source.train.x) + len(source.test.x)
+        return source
+
+    asked = pair(tmp_path / "own.npz", tmp_path / "other.npz")
+    asked.take, asked.shots = take, shots
+    asked.m = 4 if shots is None else None
+    assert len(load(asked, "", False, through).public.x) == 4
+    assert sizes == {"own": 30, "other": 4}
+
+
 # --- rule 1: prepared npz, then files, then download
 
 

@@ -162,7 +162,7 @@ class Reader(NamedTuple):
     such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
     read again. unit, keep: as in `open_dataset`. rules: by which a user's private files are read; pixels: a network is
     trained on the images themselves; public: the sets are public ones (`of_public_data`); columns: of the private
-    table, which are read of others; few: as in `first`."""
+    table, which are read of others; few: as in `rest`."""
 
     data_root: str
     download: bool = False
@@ -194,9 +194,12 @@ class Reader(NamedTuple):
 
     def first(self, opened: Opened, m: int) -> Opened:
         """Return the first m examples of a set, as `Opened.first` does; with `few`, only these go through."""
-        chosen = opened.first(m)
+        return self.rest(opened.first(m))
+
+    def rest(self, chosen: Opened) -> Opened:
+        """Return chosen examples of a set; with `few`, only these go through."""
         if self.few and chosen.used is chosen.images:
-            chosen = chosen._replace(used=self.through(opened.name, chosen.images, self.like))
+            return chosen._replace(used=self.through(chosen.name, chosen.images, self.like))
         return chosen
 
 
@@ -289,7 +292,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
     shape, columns = _image_shape(opened.images), opened.images.columns
-    read = read._replace(like=shape, opened=opened, rules=pair.read, public=True, columns=columns)
+    read = read._replace(like=shape, opened=opened, rules=pair.read, public=True, columns=columns, few=True)
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
@@ -490,8 +493,8 @@ def _from_training(
         raise UsageError(f"pair.public_share={pair.public_share}: no example of {name} would be public: raise it")
 
     # what is drawn from the same set is no longer private
-    chosen = other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool))
-    notes: tuple[str, ...] = () if same else other.used.notes + _may_share(name, pair.private, data_root)
+    chosen = read.rest(other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool)))
+    notes: tuple[str, ...] = () if same else chosen.used.notes + _may_share(name, pair.private, data_root)
     findings: tuple[Finding, ...] = ()
     digests = chosen.digests(_shape(opened))[0]
     if same:
