@@ -198,12 +198,16 @@ def _add_slots(total: Tensor, left: Tensor, weights: Tensor, right: Tensor, slot
     places = [None] * len(slots.sizes) if order is None else order[:end].split(slots.sizes)
     is_aligned = is_on_lines(right)
 
+    # rows are copied into the same memory, which stays in the cache, whatever slot they are of
+    buffer = right[:0] if order is None and is_aligned else on_lines(right[: max(slots.sizes, default=0)])
     at_once = max(1, TOTAL_ENTRIES // max(1, right.shape[1]))
     for rows, columns in zip(total.split(at_once), narrow.split(at_once, 1), strict=True):
         summed, exact = right.new_empty(rows.shape), torch.empty_like(rows)
         for some, part, chosen in zip(columns.split(slots.sizes), parts, places, strict=True):
-            if chosen is not None or not is_aligned:
-                part = on_lines(part if chosen is None else part.index_select(0, chosen))
+            if chosen is not None:
+                part = torch.index_select(part, 0, chosen, out=buffer[: len(chosen)])
+            elif not is_aligned:
+                part = buffer[: len(part)].copy_(part)
             rows += exact.copy_(torch.mm(some.T, part, out=summed))
 
 
