@@ -293,7 +293,9 @@ def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[
         with warnings.catch_warnings(), contextlib.suppress(UsageError, ValueError, RuntimeError, OverflowError):
             warnings.simplefilter("ignore")
             losses = _prv(noise_multiplier, rate, steps, error, 1e-8).compute_composition([steps])
-            return [min(1.0, float(losses.compute_delta_estimate(epsilon - error)) + 1e-8) for epsilon in epsilons]
+            rounded = abs(float(losses.pmf.sum()) - 1)  # with little noise it is no longer far below 1e-8
+            bounds = [losses.compute_delta_estimate(epsilon - error) + 1e-8 + rounded for epsilon in epsilons]
+            return [min(1.0, float(bound)) for bound in bounds]
     raise UsageError(f"noise multiplier {noise_multiplier:.3g}: too little to be accounted for")
 
 
