@@ -5,8 +5,8 @@
 
 For each set, method and epsilon, accuracy on test images of: one run with settings that nobody chose (untuned), which
 has all of epsilon and trains on all private examples; what `pubsel tune` releases, ten seeds each, paired; and the
-setting that is best on the test set (oracle). Runs that are there are not made
-again. The picture is written next to the CSV file; its copy in docs/pictures is on the page.
+setting that is best on the test set (oracle). Finished runs are not repeated. The picture is written next to the CSV
+file; its copy in docs/pictures is on the page.
 """
 
 import argparse

@@ -87,7 +87,7 @@ def test_prepare(tmp_path):
 
 
 @pytest.mark.parametrize(("take", "shots"), [(Take.test, None), (Take.train, None), (Take.train, 2)])
-def test_of_another_public_set_no_more_goes_through_a_backbone_than_is_taken(tmp_path, take, shots):
+def test_only_the_public_examples_that_are_taken_go_through_a_backbone(tmp_path, take, shots):
     npz(tmp_path / "own.npz")
     npz(tmp_path / "other.npz", train=50, test=40)
     sizes = {}
@@ -96,10 +96,9 @@ def test_of_another_public_set_no_more_goes_through_a_backbone_than_is_taken(tmp
         sizes[Path(name).stem] = len(source.train.x) + len(source.test.x)
         return source
 
-    asked = pair(tmp_path / "own.npz", tmp_path / "other.npz")
-    asked.take, asked.shots = take, shots
-    asked.m = 4 if shots is None else None
-    assert len(load(asked, "", False, through).public.x) == 4
+    settings = pair(tmp_path / "own.npz", tmp_path / "other.npz", m=4 if shots is None else None)
+    settings.take, settings.shots = take, shots
+    assert len(load(settings, "", False, through).public.x) == 4
     assert sizes == {"own": 30, "other": 4}
 
 

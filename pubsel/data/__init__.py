@@ -162,7 +162,7 @@ class Reader(NamedTuple):
     such as the source's features. like: the shape of the private images, for other sets. opened: a set that need not be
     read again. unit, keep: as in `open_dataset`. rules: by which a user's private files are read; pixels: a network is
     trained on the images themselves; public: the sets are public ones (`of_public_data`); columns: of the private
-    table, which are read of others; few: as in `rest`."""
+    table, which are read of others; few: only chosen examples go through (`as_used`)."""
 
     data_root: str
     download: bool = False
@@ -193,11 +193,12 @@ class Reader(NamedTuple):
         return Opened(name, source, source if wait else self.through(name, source, self.like))
 
     def first(self, opened: Opened, m: int) -> Opened:
-        """Return the first m examples of a set, as `Opened.first` does; with `few`, only these go through."""
-        return self.rest(opened.first(m))
+        """Return the first m examples of a set, as `Opened.first` does, as they are used."""
+        return self.as_used(opened.first(m))
 
-    def rest(self, chosen: Opened) -> Opened:
-        """Return chosen examples of a set; with `few`, only these go through."""
+    def as_used(self, chosen: Opened) -> Opened:
+        """Return chosen examples of a set as they are used, such as by their features, which with `few` are computed
+        here."""
         if self.few and chosen.used is chosen.images:
             return chosen._replace(used=self.through(chosen.name, chosen.images, self.like))
         return chosen
@@ -493,7 +494,7 @@ def _from_training(
         raise UsageError(f"pair.public_share={pair.public_share}: no example of {name} would be public: raise it")
 
     # what is drawn from the same set is no longer private
-    chosen = read.rest(other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool)))
+    chosen = read.as_used(other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool)))
     notes: tuple[str, ...] = () if same else chosen.used.notes + _may_share(name, pair.private, data_root)
     findings: tuple[Finding, ...] = ()
     digests = chosen.digests(_shape(opened))[0]

@@ -152,8 +152,8 @@ def _mean_loss(noise_multiplier: float, rate: float, most: float) -> float:
     """Return the mean of the privacy loss of one step, given that it is within +-`most`.
 
     The loss is log(1 - rate + rate e^z), z = (x - 1/2) / sigma^2, of x from a mixture of N(0, sigma^2) and, at `rate`,
-    N(1, sigma^2). The quadrature of prv-accountant, over a distribution function on one long interval, is off by 0.001
-    and more where rates are above 0.1 and the noise is little: it then refuses an epsilon, or overstates it by 1 %.
+    N(1, sigma^2). prv-accountant integrates the distribution function over one long interval. At rates above 0.1 and
+    with little noise, the mean is then off by up to 0.2: it rejects such settings, or overstates epsilon by 1 %.
     """
     variance = noise_multiplier**2
 
@@ -176,8 +176,8 @@ def _mean_loss(noise_multiplier: float, rate: float, most: float) -> float:
 
 
 def _composer(sums: Mapping[tuple[float, float], int], error: float, delta_error: float, half_width: float) -> Any:
-    """Return prv-accountant's composer of up to so many steps at each (rate, noise multiplier), as its PRVAccountant
-    makes it but for the mean of a step's loss."""
+    """Return the composer that PRVAccountant of prv-accountant has, with the mean of a step's loss by `_mean_loss`.
+    sums: the largest number of steps at each (rate, noise multiplier); half_width: of the domain of privacy losses."""
     from prv_accountant.accountant import PrivacyRandomVariableTruncated
     from prv_accountant.composers import Heterogeneous
     from prv_accountant.discretisers import CellCentred
@@ -187,11 +187,14 @@ def _composer(sums: Mapping[tuple[float, float], int], error: float, delta_error
         def mean(self) -> float:
             return _mean_loss(float(self.prv.sigma), float(self.prv.p), self.t_max)
 
-    # Gopi et al., Theorem 5.5
-    mesh = error / math.sqrt(sum(sums.values()) / 2 * math.log(12 / delta_error))
-    domain = Domain.create_aligned(-half_width, half_width, mesh)
+    domain = Domain.create_aligned(-half_width, half_width, _mesh(sum(sums.values()), error, delta_error))
     steps = [Truncated(_sampled_gaussian(noise, rate), domain.t_min(), domain.t_max()) for rate, noise in sums]
     return Heterogeneous([CellCentred().discretise(step, domain) for step in steps])
+
+
+def _mesh(steps: int, error: float, delta_error: float) -> float:
+    """Return the distance between privacy losses on the grid; Gopi et al. 2021, Theorem 5.5."""
+    return error / math.sqrt(steps / 2 * math.log(12 / delta_error))
 
 
 @lru_cache(maxsize=1)
@@ -200,7 +203,7 @@ def _prv(noise_multiplier: float, rate: float, steps: int, eps_error: float, del
     less_noise = 1.1 ** math.floor(math.log(noise_multiplier, 1.1))
     half_width = max(_half_width(less_noise, rate, steps, delta_error), 3 + eps_error)
 
-    mesh = eps_error / math.sqrt(steps / 2 * math.log(12 / delta_error))
+    mesh = _mesh(steps, eps_error, delta_error)
     if not 2 * half_width / mesh < MAX_GRID:
         raise UsageError(
             f"epsilon is too small or too large to account for at noise multiplier {noise_multiplier:.3g}, "
@@ -268,7 +271,7 @@ def sampled_losses(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         half_width = float(compute_safe_domain_size(prvs, steps, error, delta_error))
-        if not 2 * half_width / error * math.sqrt(sum(steps) / 2 * math.log(12 / delta_error)) < MAX_GRID:
+        if not 2 * half_width / _mesh(sum(steps), error, delta_error) < MAX_GRID:
             raise UsageError("too many steps, or too little noise, to be accounted for")
         together = _composer(sums, error, delta_error, half_width).compute_composition(steps)
 
