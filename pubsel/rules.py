@@ -116,7 +116,7 @@ def canonical(settings: RunConfig) -> RunConfig:
         settings = dataclasses.replace(settings, epsilon_select=None)
     elif pair.public is None:
         raise UsageError(f"algorithm={algorithm.name} needs public data: give pair.public=NAME")
-    elif pair.take == Take.test and pair.m is not None and (k := algorithm.directions or 0) > pair.m:
+    elif pair.take != Take.train and pair.m is not None and (k := algorithm.directions or 0) > pair.m:
         raise UsageError(f"algorithm.k={k} is more than the pair.m={pair.m} public examples: lower algorithm.k")
     if not (pair.take == Take.train or pair.validation or pair.private_share < 1):
         pair = dataclasses.replace(pair, seed=0)
@@ -154,7 +154,9 @@ def canonical(settings: RunConfig) -> RunConfig:
 def without_public(pair: Pair) -> Pair:
     """Return the pair with no public data, and one value for all that describes them."""
     nothing: dict[str, Any] = dict.fromkeys(("public", "shots", "public_share", "candidates", "pool", "pool_m"))
-    return dataclasses.replace(pair, m=1, convert=Convert.resize, take=Take.test, **nothing)
+    if pair.take != Take.same_test:  # which says who is tested
+        nothing |= {"m": 1, "take": Take.test}
+    return dataclasses.replace(pair, convert=Convert.resize, **nothing)
 
 
 def check_names(algorithm: Algorithm, pair: Pair, model: Model) -> None:

@@ -23,6 +23,7 @@ from pubsel.data import Missing, Reader, Split, load, open_dataset, prepared, pr
 from pubsel.data.convert import to_shape
 from pubsel.data.splits import NO_CLASS, held_out, shuffled, sorted_by_class
 from pubsel.messages import UsageError, UserError
+from pubsel.rules import without_public
 from pubsel.settings.datasets import dataset_info, dataset_names
 from pubsel.settings.keys import Convert, Pair, Take
 from tests.made import grey_values, not_loaded, not_opened, picture, random_sets, write_csv
@@ -594,6 +595,41 @@ def test_the_private_share_of_a_combination_leaves_the_test_set(tmp_path):
         tmp_path,
         r"pair.m: no test images of mnist would remain",
     )
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_runs_with_other_public_data_have_one_test_set(tmp_path, named):
+    """A published set, the first of whose test images would be public, and a user's own, where hashes decide."""
+    path = tmp_path / "mnist.npz"
+    npz(path, shape=(28, 28))
+    own = "mnist" if named else str(path.rename(tmp_path / "mine.npz"))
+    npz(tmp_path / "b.npz", shape=(28, 28))
+    other = str(tmp_path / "b.npz")
+
+    def loaded(public):
+        settings = Pair(private=own, public=public, m=4, convert=resize, take=Take.same_test)
+        return load(settings, str(tmp_path), False)
+
+    first = loaded(own)
+    for public in (other, [other, own], None):
+        task = loaded(public)
+        assert torch.equal(task.test.x, first.test.x)
+        assert torch.equal(task.private.x, first.private.x)
+        assert any("the first 4 test images of" in note for note in task.notes)
+    assert len(first.test.x) == 6
+    assert len(load(pair(own, other, m=4), str(tmp_path), False).test.x) == 10
+    assert torch.equal(load(pair(own, own, m=4), str(tmp_path), False).test.x, first.test.x)
+
+
+def test_of_one_test_set_nothing_is_public_that_no_method_takes(tmp_path):
+    """Also without public data m counts: it is part of what the run is."""
+    npz(tmp_path / "mnist.npz", shape=(28, 28))
+    of_all = Pair(private="mnist", public=None, m=None, convert=resize, take=Take.same_test)
+    not_loaded(of_all, tmp_path, "pair.take=same_test: give pair.m")
+    too_many = Pair(private="mnist", public=None, m=10, convert=resize, take=Take.same_test)
+    not_loaded(too_many, tmp_path, "pair.m: no test images of mnist would remain")
+    assert without_public(too_many).m == 10
+    assert without_public(pair("mnist", "mnist", m=10)).m == 1
 
 
 @pytest.mark.parametrize(

@@ -228,13 +228,13 @@ def load(
     split.
 
     If public and private are the same dataset, the m public images leave the test set; if several are combined
-    (`public_examples`), the private set's share of m does. pair.take=train: the public images are a random part of the
-    training split instead, and leave the private data if it is the same set. `pair.public` None: no public data. Who is
-    on which side is decided by the rules of `examples`. UserError if the private data has fewer than two classes, no
-    training or no test images, or findings that pair.read.accept does not name; UsageError if an image is on two sides
-    (`pair.overlap`), but for those of a published set's own parts: these are noted. through(name, source, like): the
-    source as it is used, such as its features; like: the shape of the private images, None for these. keep: as in
-    `open_dataset`; pixels: as in `Reader`.
+    (`public_examples`), the private set's share of m does. pair.take=same_test: the first m private test images leave
+    it whatever is public. pair.take=train: the public images are a random part of the training split instead, and leave
+    the private data if it is the same set. `pair.public` None: no public data. Who is on which side is decided by the
+    rules of `examples`. UserError if the private data has fewer than two classes, no training or no test images, or
+    findings that pair.read.accept does not name; UsageError if an image is on two sides (`pair.overlap`), but for those
+    of a published set's own parts: these are noted. through(name, source, like): the source as it is used, such as its
+    features; like: the shape of the private images, None for these. keep: as in `open_dataset`; pixels: as in `Reader`.
     """
     with keys_of_pair():
         check_read(pair.private, pair.read)
@@ -250,19 +250,31 @@ def _with_public(
         return _from_training(pair, opened, table, how, read)
     if pair.shots is not None or pair.public_share is not None:
         raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
-    if not sets:
+    same_test = pair.take == Take.same_test
+    if same_test and pair.m is None:
+        raise UsageError("pair.take=same_test: give pair.m, the number of test images that are left out")
+    if not sets and not same_test:
         return table, None, [], ()
 
-    m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
-    target = Target(opened.used.train, pair.convert, pair.private, opened, how)
-    public = _combined(sets, m, key, target, read)
+    public = None
+    if sets:
+        m, key = (pair.pool_m, POOL_M) if pair.public == POOL else (pair.m, "pair.m")
+        target = Target(opened.used.train, pair.convert, pair.private, opened, how)
+        public = _combined(sets, m, key, target, read)
 
-    findings, notes = list[Finding](), public.notes
-    if public.of_private:
-        notes += (f"the first {public.of_private} test images of {pair.private} are public and left the test set",)
+    # same_test: the test images that other public data would take leave too
+    findings, notes, of_private = list[Finding](), (), 0
+    if public is not None:
+        notes, of_private = public.notes, public.of_private
+    if leave := (pair.m or 0) if same_test else of_private:
+        what = "are public and left" if leave == of_private else "left"
+        notes += (f"the first {leave} test images of {pair.private} {what} the test set",)
         place = np.cumsum(table.test) * table.test
-        table, of_test = take_public(table, (place > 0) & (place <= public.of_private), how)
-        findings += of_test
+        table, findings = take_public(table, (place > 0) & (place <= leave), how)
+        table = table.move((place > of_private) & table.has(Role.public), Role.left_out)
+    if public is None:
+        return table, None, [*findings], notes
+
     table, shared = apart(table, public.digests, how)
     return table, public, [*findings, *shared], notes
 
@@ -289,7 +301,8 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
 
     # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
     published, sets = not is_path(pair.private), _sets(pair)
-    if not published and any(same_examples(pair.private, name, read.data_root) for name in sets):
+    own_public = any(same_examples(pair.private, name, read.data_root) for name in sets)
+    if not published and (own_public or pair.take == Take.same_test):
         of_test = _table(opened, published).unit[len(opened.used.train.y) :]
         opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
     shape, columns = _image_shape(opened.images), opened.images.columns

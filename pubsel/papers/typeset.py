@@ -255,7 +255,8 @@ def _tested(table: Table) -> list[str]:
             sizes.setdefault(record["private"], set()).add(tested)
     return [
         f"{name}: tested on {' or '.join(f'{size:,}' for size in sorted(of_set))} examples, as public "
-        "examples are left out: rows with different numbers differ by more than the method."
+        "examples are left out: rows with different numbers differ by more than the method (pair.take=same_test tests "
+        "all on the same)."
         for name, of_set in sizes.items()
         if len(of_set) > 1
     ]

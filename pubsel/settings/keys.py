@@ -23,7 +23,7 @@ Accounting = Enum("Accounting", ["prv", "paper"])
 Norm = Enum("Norm", ["replace", "freeze"])
 Metric = Enum("Metric", ["accuracy", "balanced_accuracy", "auc"])
 Interpolation = Enum("Interpolation", ["bilinear", "bicubic"])
-Take = Enum("Take", ["test", "train"])
+Take = Enum("Take", ["test", "same_test", "train"])
 Overlap = Enum("Overlap", ["refuse", "leave"])
 Fold = Enum("Fold", ["apart", "fold"])
 Optimizer = Enum("Optimizer", ["sgd", "adam"])
@@ -135,8 +135,9 @@ class Pair:
     )
     m: int | None = setting("number of public examples; null: all of the set, at most 2,000", at_least=1)
     take: Take = setting(
-        "which public examples are used: test, the first m of the test split (GSD, GEP); train, a fixed random part "
-        "of the training split, which is then not private (PILLAR, AdaMix)",
+        "which public examples are used: test, the first m of the test split (GSD, GEP); same_test: as test, and the "
+        "first m private test images are left out of every test, so that runs with other public sets, or none, have "
+        "one test set; train, a fixed random part of the training split, which is then not private (PILLAR, AdaMix)",
         default=Take.test,
     )
     shots: int | None = setting(
