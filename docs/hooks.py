@@ -3,7 +3,6 @@ to the package. mkdocs generates them at each build (`hooks` in mkdocs.yml), so 
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -15,13 +14,9 @@ from omegaconf import OmegaConf
 
 from pubsel.cli import SCHEMAS
 from pubsel.data.findings import NAMES
-from pubsel.messages import UserError
 from pubsel.records import RECORD
 from pubsel.settings import CONF, compose, explain
 from pubsel.settings.datasets import dataset_info, dataset_names
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-import lookup
 
 ROOT = Path(__file__).resolve().parent.parent
 BESIDE = {  # files of the repository: pages of the site
@@ -61,15 +56,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links that leave docs/, as a reader of the repository needs them, lead to the same pages of the site. Numbers of
-    the pages of docs/ are looked up in results/. Tables of results, and pages for readers, have the whole width."""
-    from mkdocs.exceptions import PluginError
-
-    if page.file.generated_by is None:
-        try:
-            markdown = lookup.rendered(markdown, f"docs/{page.file.src_uri}")
-        except UserError as error:
-            raise PluginError(str(error)) from None
+    """Links that leave docs/, as a reader of the repository needs them, lead to the same pages of the site. Tables of
+    results, and pages for readers, have the whole width."""
     if page.file.src_uri.startswith(("results/tables/", "for_")):
         page.meta["hide"] = ["toc"]
     for name, target in BESIDE.items():

@@ -1,5 +1,5 @@
-"""Generates README.md and results/*.md from the templates next to them (NAME.md.jinja), whose numbers are looked up
-(lookup.py), and fills the tables of docs/*.md: python scripts/page_tables.py
+"""Generates README.md and pages of docs/ and results/ from the templates next to them (NAME.md.jinja), whose numbers
+are looked up (lookup.py), and fills the tables of other pages of docs/: python scripts/page_tables.py
 
 A comment right before a table of a page or template names the CSV file below results, which of its rows to take, which
 columns the first cells of a line stand for, and which one the head of the other cells does:
@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import lookup
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-TEMPLATES = sorted(path for folder in (ROOT, ROOT / "results") for path in folder.glob("*.md.jinja"))
+TEMPLATES = sorted(path for folder in (ROOT, ROOT / "docs", ROOT / "results") for path in folder.glob("*.md.jinja"))
+PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {template.with_suffix("") for template in TEMPLATES})
 TABLE = re.compile(r"<!-- table: (\S+\.csv)([^:]*): ([^;]+); (\S+) -->\n(\|.*\n)\|[-|]+\n((?:\|.*\n)+)")
 WIDTH = 120
 MEANT = {

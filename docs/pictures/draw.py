@@ -34,7 +34,7 @@ ROWS = {  # of the table `recipes`
     "pubsel, labelled public images": OURS + "label == 'untuned' and public == private",
     "pubsel, unlabelled public images": OURS + "label == 'unlabelled'",
     "pubsel, no public images": OURS + "label == 'untuned' and public.isna()",
-    "PILLAR": "model == 'mobilenetv2' and algorithm == 'pillar' and label == 'untuned'",
+    "PILLAR": "model == 'mobilenetv2' and algorithm == 'pillar' and label == 'stages'",
 }
 SCRIPT = "Opacus, best of three rates (oracle)"
 EPSILONS = (0.1, 0.3, 1, 2)

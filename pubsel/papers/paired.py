@@ -237,7 +237,7 @@ def gains(table: Table) -> tuple[pandas.DataFrame, list[str]]:
     """Return a row for each entry of `gains` and epsilon, and notes on what they are.
 
     cells: how many of private data and model are compared. gain: the mean utility of `of` minus that of the best row
-    of `over`, in points, on average over the cells; gain_least and gain_most, of one cell. first and near: in how many
+    of `over`, in points, the median over the cells; gain_least and gain_most, of one cell. first and near: in how many
     cells `of` is first, and first or no more than its standard deviation over seeds below. ahead and behind: of that
     best row, beyond Holm's correction over the comparisons of all entries with every row of `over`: which one is the
     best is seen in the results.
@@ -250,7 +250,7 @@ def gains(table: Table) -> tuple[pandas.DataFrame, list[str]]:
         for epsilon in sorted({standing.group.epsilon for standing in of_gain}):
             places = [standing for standing in of_gain if standing.group.epsilon == epsilon]
             points = [-standing.behind for standing in places]
-            spread = [statistics.fmean(points), min(points), max(points)]
+            spread = [statistics.median(points), min(points), max(points)]
             first, near = sum(point >= 0 for point in points), sum(standing.near for standing in places)
             verdicts = [standing.best.reference_is for standing in places]
             counts = [first, near, verdicts.count("ahead"), verdicts.count("behind")]

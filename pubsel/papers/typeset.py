@@ -105,7 +105,7 @@ DIFFERENCES = (
 GAINS = "Gains in points, over the best row of each cell of private data and model"
 ABOUT_GAINS = (
     "Gain: the mean over seeds minus that of the best of the rows it is compared with, tuned ones among them; of the "
-    "cells, the mean, the least and the most.",
+    "cells, the median, the least and the most.",
     "Numbers of cells in which it has the best mean; in which it is at most one standard deviation (over its seeds) "
     "below the best; and in which it is significantly better or worse than the best of the others (paired t-test, with "
     "Holm's correction over all comparisons).",
