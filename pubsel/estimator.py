@@ -19,6 +19,7 @@ from pubsel.commands.predict import THRESHOLD, predicted
 from pubsel.data.examples import folded
 from pubsel.data.given import given
 from pubsel.data.memory import (
+    FOLDER,
     LABEL,
     NO_LABELS,
     PERSON,
@@ -39,7 +40,9 @@ from pubsel.settings.datasets import dataset_names
 from pubsel.settings.keys import AuditConfig, FitConfig, PredictConfig, Read
 from pubsel.settings.schema import check
 
-NOT_RELEASED = ("utility", "utility_interval", "on_test", "selection", "notes", "test_examples")  # keys of a record
+# keys of a record: figures without noise, and digests of the private data
+NOT_RELEASED = ("utility", "utility_interval", "on_test", "selection", "notes", "test_examples", "seconds", "content")
+IN_MEMORY = "x"  # what private data in memory are called, whose name is a digest of them, and decides `identity`
 
 
 class Release:
@@ -53,6 +56,10 @@ class Release:
     def __init__(self, folder: Path, labels: Sequence[Any], kept: Any = None):
         self.folder, self._kept = folder, kept  # which deletes the folder once nothing refers to it
         record = records.read_record(self.run / "result.json")
+        private = str(record["private"])
+        if Path(private).parent == FOLDER:
+            record = json.loads(json.dumps(record).replace(private, IN_MEMORY))
+            del record["identity"]
         self.record = {key: value for key, value in record.items() if key not in NOT_RELEASED}
         self.privacy: dict[str, Any] = self.record["privacy"]
         with composed("predict", words_of({"run": folder})) as values:
@@ -122,8 +129,8 @@ def fit(
     command. public: other examples, (x, y) or x alone, a path or a name, or a list of these: one is chosen privately,
     or none. bounds: [least, most] of all numbers, or those of columns, or their words, by name, also in a JSON file;
     scale: private (auto): a part of epsilon brings columns to one scale; none: numbers stay as they are, as those of an
-    encoder may. results: the folder with the ledger of what was released; nothing else is written. Others as of the
-    command. UsageError names an argument that is wrong, UserError what is wrong with the data.
+    encoder may. results: the folder with the ledger of what was released; of data in memory nothing else is kept.
+    Others as of the command. UsageError names an argument that is wrong, UserError what is wrong with the data.
     """
     kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
     folder = Path(kept.name)

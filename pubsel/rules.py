@@ -20,6 +20,7 @@ from pubsel.selection.coverage import FEWEST
 from pubsel.settings.identity import is_path, overlap_of
 from pubsel.settings.keys import (
     POOL,
+    WEIGHTLESS,
     Accounting,
     Backbone,
     Convert,
@@ -280,7 +281,7 @@ def with_stages(model: Model, algorithm: Algorithm, pair: Pair) -> Model:
     """Return the model with whether features are of several layers: by default of a network whose features public data
     bring to one scale."""
     backbone = model.backbone
-    if backbone is None or backbone.architecture in ("scattering", "pixels", "rows"):
+    if backbone is None or backbone.architecture in WEIGHTLESS:
         return model
     takes = algorithm.takes_stages and pair.public is not None and not backbone.architecture.startswith("hf:")
     stages = takes if backbone.stages is None else backbone.stages

@@ -16,7 +16,7 @@ from pubsel.cell import derived
 from pubsel.cli import main
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.subspace import triangle
-from pubsel.privacy import accountant
+from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
 from pubsel.training.loop import noisy_sum
 from tests.made import build, hurtful, interrupted, only_record, secret
@@ -162,6 +162,27 @@ def test_a_run_that_is_killed_after_its_release_descends_with_the_same(folder, c
     record = only_record()
     assert record["privacy"]["steps"] == 11
     assert record["derived"]["steps"] == 10
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(("secure", "releases"), [("true", 2), ("false", 1)])
+def test_noise_that_is_drawn_anew_is_in_the_ledger(folder, capsys, monkeypatch, secure, releases):  # noqa: F811
+    """The line of the first release covers the first training only, not one whose checkpoint somebody deleted; seeded
+    noise would be the same."""
+    words = ["run", "algorithm=dp_fc", *TINY, f"privacy.secure_noise={secure}"]
+    keep = pubsel.release.run.classifier.keep_model
+    monkeypatch.setattr(pubsel.release.run.classifier, "keep_model", interrupted)
+    assert main(words) == 130
+    (checkpoint,) = Path("results").glob("runs/*/checkpoint.pt")
+    assert main(words) == 130  # resumed
+    (lines,) = ledger.ledgers("results")
+    assert len({line["release"] for line in lines}) == 1
+    checkpoint.unlink()
+    monkeypatch.setattr(pubsel.release.run.classifier, "keep_model", keep)
+    assert main(words) == 0, capsys.readouterr().err
+    (lines,) = ledger.ledgers("results")
+    assert len({line["release"] for line in lines}) == releases
+    assert not list(checkpoint.parent.glob("*.begun"))
 
 
 def test_noise_of_the_release_has_the_scale_of_a_step(folder, capsys, monkeypatch):  # noqa: F811

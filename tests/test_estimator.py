@@ -139,6 +139,22 @@ def test_what_a_program_has_is_taken(kind, x, y):
     assert set(release.classes.tolist()) == set(labels.tolist())
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize("features", ["scattering", "pixels"])
+def test_nothing_of_data_in_memory_is_left_but_its_release(tmp_path, features):
+    """A digest in it would confirm who guesses all rows; kept features are those of private images."""
+    images, labels = IMAGES[:300], DIGIT[:300]
+    release = pubsel.fit(images, labels, epsilon=5, features=features, data_root=tmp_path / "data")
+    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    text = json.dumps(release.record)
+    held = memory.examples_in(images, labels)
+    assert held.key not in text
+    assert release.record["private"] == release.record["settings"]["pair"]["private"] == "x"
+    other = pubsel.fit(images[:-1], labels[:-1], epsilon=5, features=features, data_root=tmp_path / "data").record
+    changed = {key for key in other if other[key] != release.record[key]}
+    assert changed <= {"weights", "finished", "privacy", "private_examples", "private_units", "derived"}
+
+
 def test_paths_and_lists_of_images_are_taken(tmp_path):
     paths = [tmp_path / "images" / f"{i}.png" for i in range(60)]
     for i, path in enumerate(paths):

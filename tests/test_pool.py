@@ -18,7 +18,7 @@ from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
 from pubsel.selection import pool
 from pubsel.selection.coverage import Private, counts
-from tests.made import secret
+from tests.made import interrupted, secret
 
 
 def examples(kind, n, d=12, seed=0):
@@ -275,7 +275,7 @@ def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, cap
     assert [part["what"] for part in record["privacy"]["parts"]] == ["selection of the public examples", "training"]
     stated = "The choice of the public examples (by a noisy histogram) and the trained weights are ("
     assert record["privacy"]["statement"].startswith(stated)
-    assert any("rounded differently" in text for text in record["privacy"]["not_covered"])
+    assert any("last digits" in text for text in record["privacy"]["not_covered"])
     (lines,) = ledger.ledgers("results")
     assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
 
@@ -332,6 +332,22 @@ def test_a_run_that_was_stopped_draws_no_second_histogram(folder, capsys, monkey
     assert not kept.exists()
     (lines,) = ledger.ledgers("results")
     assert [line["what"] for line in lines].count("choice") == 1
+
+
+@pytest.mark.attack
+def test_a_second_choice_is_in_the_ledger(folder, capsys, monkeypatch):
+    """Which of the two files somebody deletes to have another one drawn does not matter."""
+    secure = ("privacy.secure_noise=true",)
+    monkeypatch.setattr("pubsel.release.run.prepare", interrupted)
+    for n, name in enumerate(["selection.pt", "histogram.pt", "no.pt"], 1):
+        assert main(["run", *CHOOSE, *secure]) == 130
+        (lines,) = ledger.ledgers("results")
+        assert [line["what"] for line in lines].count("choice") == n
+        (run,) = Path("results/runs").iterdir()
+        (run / name).unlink(missing_ok=True)
+        if name == "histogram.pt":
+            (run / "selection.pt").unlink()
+        capsys.readouterr()
 
 
 def test_a_finished_run_is_found_again_with_the_examples_that_it_drew(folder, capsys):

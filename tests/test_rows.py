@@ -444,6 +444,20 @@ def test_bounds_of_an_array_are_of_all_its_numbers(tmp_path):
             read(str(tmp_path / "a.npz"), bounds=bounds)
 
 
+@pytest.mark.attack
+def test_no_single_value_decides_which_columns_have_bounds(tmp_path):
+    """A word in a column of numbers is one value that is missing, with bounds of all columns too."""
+    kept = []
+    for last in ("5", "high"):
+        rows = [f"{i % 9},{i},{i % 2}" for i in range(39)]
+        (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows, f"{last},3,1"]) + "\n")
+        source = read(str(tmp_path / "t.csv"), bounds=[0, 9], accept=["missing"])
+        assert ("missing" in [finding.name for finding in source.findings]) == (last == "high")
+        kept.append(source.columns)
+    assert kept[0] == kept[1]
+    assert [(field.least, field.most) for field in kept[0]] == [(0, 9), (0, 9)]
+
+
 @pytest.mark.parametrize(
     "text", ['{"age": [9]}', '{"age": "x"}', "[1, 2]", '{"age": [2, 1]}', "{", '{"other": [0, 1]}']
 )

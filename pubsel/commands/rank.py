@@ -163,7 +163,7 @@ def _select(
         "privacy": accountant.measurement_statement("The name of the chosen set is", spend, settings.secure_noise, n),
     }
     if features:
-        shown["privacy"]["not_covered"].append(coverage.ROUNDED)
+        shown["privacy"]["not_covered"].append(accountant.ROUNDED)
         return shown | {"candidates": [*shown["candidates"], coverage.NONE], "reads": "images, as features"}
 
     # how much better a set must be to be chosen almost surely

@@ -263,9 +263,9 @@ def _with_public(
         public = _combined(sets, m, key, target, read)
 
     # same_test: the test images that other public data would take leave too
-    findings, notes, of_private = list[Finding](), (), 0
-    if public is not None:
-        notes, of_private = public.notes, public.of_private
+    findings: tuple[Finding, ...] = ()
+    notes = () if public is None else public.notes
+    of_private = 0 if public is None else public.of_private
     if leave := (pair.m or 0) if same_test else of_private:
         what = "are public and left" if leave == of_private else "left"
         notes += (f"the first {leave} test images of {pair.private} {what} the test set",)

@@ -14,6 +14,7 @@ import hashlib
 import io
 import json
 import logging
+import tempfile
 from collections.abc import Callable, Generator
 from itertools import chain
 from pathlib import Path
@@ -135,7 +136,11 @@ def of_source(
 
             def of_part(part: str, x: Tensor) -> Tensor:
                 known = source.kept / f"{part}_features.json" if source.kept else None
-                return features(f"{name} {part}", x, extractor, short, folder, report, known)
+                if not source.untested:
+                    return features(f"{name} {part}", x, extractor, short, folder, report, known)
+                # of data in memory nothing is kept: mapped from a file that is gone when this returns
+                with tempfile.TemporaryDirectory(prefix="pubsel-", ignore_cleanup_errors=True) as scratch:
+                    return features(f"{name} {part}", x, extractor, short, Path(scratch), report)
 
             result = _changed(with_note, of_part)
             result = result._replace(weights=extractor.weights, stages=extractor.stages)

@@ -53,6 +53,7 @@ class InMemory(NamedTuple):
         return digest([*map(str, self.frame.columns), values, *images])
 
 
+FOLDER = Path("in_memory")  # of the names that examples are held under
 _HELD: dict[str, InMemory] = {}
 
 
@@ -64,7 +65,7 @@ def of_memory(name: str | Path) -> InMemory | None:
 @contextmanager
 def holding(*several: InMemory | None) -> Iterator[list[str]]:
     """Hold examples inside, and return their names; of None an empty one."""
-    names = ["" if each is None else str(Path("in_memory") / f"{each.key}.parquet") for each in several]
+    names = ["" if each is None else str(FOLDER / f"{each.key}.parquet") for each in several]
     _HELD.update({name: each for name, each in zip(names, several, strict=True) if each is not None})
     try:
         yield names

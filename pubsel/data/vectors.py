@@ -359,14 +359,17 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
     number is missing; and findings."""
     import pandas as pd
 
-    bounds = _bounds(features, read.bounds)
+    of_all = None if isinstance(read.bounds, str) else read.bounds
+    bounds = _bounds(read.bounds) if isinstance(read.bounds, str) else {}
     if unknown := [name for name in bounds if name not in features]:
         raise UsageError(f"bounds={read.bounds}: {table.name} has no column {unknown[0]}: {first_of(features, 20)}")
-    left, findings = left_out(table, features, bounds if isinstance(read.bounds, str) else {})
+    left, findings = left_out(table, features, bounds)
     features = features[[name for name in features if name not in left]]
 
     # words need a public list: one that is made of private values would be a release of them
-    words, wrong = _words_in(features[[name for name in features if name not in bounds]])
+    words, wrong = _words_in(features[[name for name in features if name not in bounds]], of_all is None)
+    if of_all is not None:
+        bounds = {name: of_all for name in features if name not in words}
     if wrong:
         text = f"{table.name}: {len(wrong)} values in columns of numbers are none, or too large"
         text += f", such as {first_of(map(repr, wrong))}"
@@ -426,16 +429,17 @@ def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> 
     return {*numbered, *people}, findings
 
 
-def _words_in(features: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the columns of which more than a tenth are words, or which are dates, and the words and numbers too large
-    in columns of numbers: no single value decides what a column is."""
+def _words_in(features: pd.DataFrame, unbounded: bool) -> tuple[list[str], list[str]]:
+    """Return the columns of which more than a tenth are words, or which are dates, and the words, and unbounded numbers
+    too large, in columns of numbers: no single value decides what a column is."""
     import pandas as pd
 
     columns, words = list[str](), list[str]()
     for name in features:
         kind, values = features[name].dtype.kind, features[name]
         if kind in "fiub":
-            words += map(str, values[np.isfinite(values) & (values.abs() > LARGEST)] if values.dtype == "f8" else ())
+            large = unbounded and values.dtype == "f8"
+            words += map(str, values[np.isfinite(values) & (values.abs() > LARGEST)] if large else ())
             continue
         values = values.dropna()
         other = values[pd.to_numeric(values, errors="coerce").isna()]
@@ -446,13 +450,8 @@ def _words_in(features: pd.DataFrame) -> tuple[list[str], list[str]]:
     return columns, words
 
 
-def _bounds(features: pd.DataFrame, bounds: Any) -> dict[str, list[Any]]:
-    """Return the bounds of each column: [least, most], those of all columns of numbers if these are given, or its
-    words. UserError for a file that has others."""
-    if bounds is None:
-        return {}
-    if not isinstance(bounds, str):
-        return {name: bounds for name in features if features[name].dtype.kind in "fiub"}
+def _bounds(bounds: str) -> dict[str, list[Any]]:
+    """Return the bounds of each column that a file names: [least, most], or its words. UserError for others."""
     file = Path(bounds).expanduser()
     with reading(file, 'a JSON file such as {"age": [0, 120], "sex": ["f", "m"]}'):
         values = json.loads(plain(file).read_text(encoding="utf-8"))

@@ -1,10 +1,11 @@
-"""Sums in float32 that one example more or less moves by little more than its own row.
+"""Sums in float32 that an example moves by little more than its own row.
 
 In float32, a row more may change how the sum of all others is rounded: by 27 times its norm in the attacks of
 tests/test_rounding.py. Here each example is in a slot that a hash of its content chooses, whatever the other examples
-are. At most SLOT rows of a slot are added up in float32, in a product of their own on memory of their own; the sums of
-slots are added in float64. An example then changes the sum of ONE slot. One that has more rows, such as many copies of
-one example, is added in float64.
+are; features of a network are its content, and may differ in the last digits next to others (`accountant.ROUNDED`). At
+most SLOT rows of a slot are added up in float32, in a product of their own on memory of their own; the sums of slots
+are added in float64. An example then changes the sum of ONE slot. One that has more rows, such as many copies of one
+example, is added in float64.
 
 The bound: a sum of b products in float32, in any order, with or without fused operations, is off by at most
 b 2^-24 sum_i |a_i| to first order, number by number and so in L2 (Higham: Accuracy and Stability of Numerical

@@ -15,7 +15,7 @@ from pubsel.models.text_encoder import PREFIX, name_of
 from pubsel.models.weights import check_timm, kept, like_names, of_timm, published, weight_file
 from pubsel.settings import CONF
 from pubsel.settings.compose import words_of
-from pubsel.settings.keys import Backbone
+from pubsel.settings.keys import WEIGHTLESS, Backbone
 from pubsel.settings.methods import option, with_backbone
 from pubsel.settings.schema import check
 
@@ -28,7 +28,6 @@ OF_TEXTS = {
     "BAAI/bge-base-en-v1.5": (768, 109_482_240, "mit"),
     "intfloat/multilingual-e5-small": (384, 117_653_760, "mit"),
 }
-WEIGHTLESS = "pixels", "scattering", "rows"  # architectures
 REMEDY = "name its network of timm: features=NAME checkpoint=FILE"
 MISFITS = (*DAMAGE, LookupError, TypeError, AttributeError, SafetensorError)  # errors of files of another kind
 

@@ -18,7 +18,7 @@ from pubsel.papers import attacked, intended, judged, paired
 from pubsel.papers.attacked import Attacked
 from pubsel.papers.join import OWN_LABEL, Table, belonging, table_names
 from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
-from pubsel.settings.keys import TableConfig
+from pubsel.settings.keys import WEIGHTLESS, TableConfig
 from pubsel.settings.schema import nearest
 
 MISSING = "—"
@@ -79,7 +79,6 @@ MEASURED = (
     "utility paper_utility difference seconds distance paper_distance spearman paper_spearman success_rate auc "
     "paper_success_rate"
 ).split()
-WITHOUT_WEIGHTS = ("scattering", "pixels")
 NOT_SHOWN = ("commits",)  # in the notes
 RANKS = "Rank correlation of distance and utility (near −1: the nearer the public data, the better)"
 JUDGED = "Does the order of distances predict that of utilities?"
@@ -272,7 +271,7 @@ def _weights(table: Table) -> list[str]:
             name, file = network.get("architecture"), network.get("checkpoint")
             if file:
                 weights.add(f"{name} with the file {file}")
-            elif name and name not in WITHOUT_WEIGHTS and network.get("pretrained", published):
+            elif name and name not in WEIGHTLESS and network.get("pretrained", published):
                 weights.add(f"{name} as it is published")
     return [f"Weights: {', '.join(sorted(weights))}."] if weights else []
 

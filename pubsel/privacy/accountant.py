@@ -30,7 +30,7 @@ from scipy.fft import next_fast_len
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from pubsel.messages import UsageError
+from pubsel.messages import UsageError, above
 from pubsel.settings.keys import Accounting, is_weak
 
 ROUNDING = 1e-3  # of a sensitivity: the most that floating point may add to it (see `deviation`)
@@ -450,6 +450,7 @@ def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     return steps
 
 
+ROUNDED = "differences in the last digits, where a processor computes numbers otherwise next to other examples"
 SEVERAL_VALUES = "a person whose examples have several values of {unit}, who counts as several people"
 KNOWN_SEED = "an adversary who knows the seed, which is in this record: publish {what} only from a run with {key}=true"
 
@@ -488,11 +489,11 @@ def statement(
     secret = "" if secure else " against whoever does not know the seed"
     whose = f" for a person with all their examples (those with one {unit})" if unit else ""
     if total.valid:
-        sound = f"{released} are ({total.epsilon:.4g}, {total.delta:g})-differentially private{whose}{secret}."
+        sound = f"{released} are ({above(total.epsilon)}, {total.delta:g})-differentially private{whose}{secret}."
     else:
         sound = (
             f"NOT a valid guarantee for epsilon {total.claimed_epsilon:g}: the published accounting is unsound; "
-            f"this noise costs epsilon {total.epsilon:.4g} at delta {total.delta:g}."
+            f"this noise costs epsilon {above(total.epsilon)} at delta {total.delta:g}."
         )
     return {
         **_stated(sound, total, examples, secure),
@@ -572,7 +573,7 @@ def measurement_statement(
         not_covered.append(KNOWN_SEED.format(what="it", key="secure_noise"))
 
     secret = "" if secure else " against whoever does not know the seed"
-    guarantee = f"{what} ({plan.epsilon:.4g}, {plan.delta:g})-differentially private{secret}."
+    guarantee = f"{what} ({above(plan.epsilon)}, {plan.delta:g})-differentially private{secret}."
     return {
         **plan._asdict(),
         **_stated(guarantee, plan, examples, secure),

@@ -2,8 +2,9 @@
 
 A sum plus noise in floating point may be a number that no noise can produce from a neighbour's sum, whatever the
 deviation (Mironov 2012, On Significance of the Least Significant Bits for Differential Privacy). Here sum and noise are
-whole multiples of a step that is fixed beforehand. Their sum, rounded or not, is a function of a whole number, and
-every whole number is possible for every sum.
+whole multiples of a step that is fixed beforehand. Their sum, rounded or not, is a function of a whole number. Each
+whole number within 8.5 deviations of a sum is possible for it: the normal numbers of `randomness` are no larger, which
+leaves out 2e-17 of their probability.
 
 - Counts: `discrete_gaussian` and `discrete_laplace`, drawn exactly by integers alone.
 - Sums over private examples: `noised`.

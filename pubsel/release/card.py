@@ -14,14 +14,14 @@ from typing import Any
 from pubsel import __version__
 from pubsel.data.texts import LENGTH
 from pubsel.messages import above
-from pubsel.privacy.accountant import GAUSSIAN, neighbours
+from pubsel.privacy.accountant import GAUSSIAN, ROUNDED, neighbours
 from pubsel.privacy.repeated import HIDDEN
 from pubsel.records import at, guarantee_kind
 from pubsel.release import adversary
 from pubsel.release.measurement import LARGEST, in_a_sentence
 from pubsel.release.quality import Answered
 from pubsel.settings.identity import is_path, same_path, short_name
-from pubsel.settings.keys import PublicLabels, public_sets
+from pubsel.settings.keys import WEIGHTLESS, PublicLabels, public_sets
 
 HERE = Path(__file__).resolve().parent
 OS_NOISE = "operating system"
@@ -181,11 +181,10 @@ def not_covered(record: dict[str, Any], shape: str = "their shape", others: str 
         "figure that was measured on them is in this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
-    if record.get("quality"):
-        sentences.append(
-            "Held-out examples whose class changes if numbers are rounded differently in the last digits, as a "
-            "processor may do next to other examples."
-        )
+    backbone = at(settings, "model.backbone.architecture")
+    chosen = any(part["what"] in WORDS for part in record["privacy"].get("parts") or [])
+    if record.get("quality") or chosen or (backbone and backbone not in WEIGHTLESS):
+        sentences.append(f"{ROUNDED[0].upper()}{ROUNDED[1:]}.")
     if record.get("tuning"):
         sentences.append(HIDDEN)
     if unit:

@@ -8,7 +8,7 @@ Integrated Queries, Theorem 4: parallel composition). Nothing is taken from the 
 
 In floating point, the logits of an example may differ in the last digits if other examples are computed next to it. If
 its two largest logits, or a score and the edge of a bin, agree to such digits, another example can move it to another
-count. The sensitivity does not bound that; the record says so (ROUNDED).
+count. The sensitivity does not bound that; the record says so (`accountant.ROUNDED`).
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,6 @@ from pubsel.settings.identity import is_path
 from pubsel.training.evaluation import logits
 from pubsel.training.once import Prepared, released_once
 
-ROUNDED = (
-    "held-out examples whose class or score changes if logits are rounded differently (by some 1e-7 of them), as a "
-    "processor may do next to other examples"
-)
 LARGEST = "share of the largest class"
 WHOLE = ("auc", "accuracy", "balanced_accuracy")  # figures of a sentence, in its order
 NAMED = 5  # classes in a sentence
@@ -158,5 +154,5 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
         "units": n,
         **answered_of(released, labels_of(task)),
         "figures": {name: [part.tolist() for part in figure] for name, figure in figures_of(released).items()},
-        "privacy": privacy | {"not_covered": [*privacy["not_covered"], ROUNDED]},
+        "privacy": privacy | {"not_covered": [*privacy["not_covered"], accountant.ROUNDED]},
     }

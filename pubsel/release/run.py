@@ -40,14 +40,15 @@ from pubsel.rules import (
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features
 from pubsel.settings.identity import as_json, folder_name, is_path, short_name
-from pubsel.settings.keys import POOL, Pair, RunConfig, public_sets
+from pubsel.settings.keys import POOL, WEIGHTLESS, Pair, RunConfig, public_sets
 from pubsel.training import needs, parallel, torchrun
 from pubsel.training.evaluation import check_classes, evaluate, hardly_answered, interval, logits, utility
 from pubsel.training.loop import Job, Progress, fit, rate_of
-from pubsel.training.once import Prepared, planned_map, prepare, released_once, solve, training_secret
-from pubsel.training.pooled import from_pool
+from pubsel.training.once import BEGUN, Prepared, cover, planned_map, prepare, released_once, solve, training_secret
+from pubsel.training.pooled import CHOSEN, from_pool
 
 UNFINISHED = tuple(f"{name}.pt" for name in "checkpoint histogram selection release solution measurement draws".split())
+UNFINISHED += (BEGUN, CHOSEN)
 DIVERGED = 2  # times the loss of answers by chance, above which a training has diverged
 REPORT_SECONDS = 1  # between two lines of progress, at least: the epsilon in them takes a tenth of a second
 
@@ -261,8 +262,9 @@ def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tup
     """Train what is prepared; return what it spent, and in how many seconds. given: the private examples as they were
     loaded, by which the ledger knows them."""
     plan, spend = before.plan, before.spend
-    listed = None if cell.algorithm.first_steps else given  # in the ledger by the release before, which has one plan
-    secret = training_secret(cell, prepared.task, prepared.whole, plan, spend, listed)
+    secret = training_secret(cell, prepared.task, prepared.whole, plan, spend, given)
+    if cell.algorithm.first_steps:  # one plan with the release before
+        cover(secret, secret.begin, cell.folder / BEGUN)
 
     # a closed form has no steps
     if isinstance(cell.algorithm, Solves):
@@ -380,9 +382,10 @@ def _described(
     )
     if "adjacency" in privacy:
         privacy["adjacency"] = accountant.neighbours(pair.unit, distinct=is_path(pair.private) and len(task.shape) == 3)
-    of_features = public == POOL or (chosen and by_features(cell.select))
-    if of_features and "not_covered" in privacy:
-        privacy["not_covered"].append(coverage.ROUNDED)
+    backbone = cell.inputs.backbone
+    by_network = backbone is not None and backbone.architecture not in WEIGHTLESS
+    if (public == POOL or by_network or (chosen and by_features(cell.select))) and "not_covered" in privacy:
+        privacy["not_covered"].append(accountant.ROUNDED)
 
     return {
         "label": requested["label"],

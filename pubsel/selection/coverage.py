@@ -24,7 +24,7 @@ candidates there are. Were n to grow with the example, all shares would grow too
 its own: the same numbers give the same region, whatever the others are. Scores, thresholds and coins are exact
 integers. But the features themselves come from blocks of images: with one image more, those of others may differ in the
 last digits, and an image that lies on the edge of a region can then change its place. The sensitivity does not bound
-that; the record says so (ROUNDED).
+that; the record says so (`accountant.ROUNDED`).
 """
 
 import math
@@ -49,10 +49,6 @@ LEAST = Fraction(3, 5)  # of the private examples that a candidate must cover to
 FEWEST = 20  # public examples of which regions can be made
 MOST_REGIONS, EACH = 10, 10  # regions; examples that each should have
 MOST_DIRECTIONS = 20
-ROUNDED = (
-    "private examples whose region changes if features are rounded differently (by some 1e-7 of them), as a processor "
-    "may do next to other examples"
-)
 TYPICAL = 0.95  # of the candidate's own examples are in a region
 
 Array = NDArray[np.float64]

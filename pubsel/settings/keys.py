@@ -38,6 +38,7 @@ Format = Enum("Format", ["safetensors", "onnx"])
 Attack = Enum("Attack", ["gsd_white_box", "gsd_black_box", "loss"])
 EMA = "ema"  # training.average
 POOL = "pool"  # pair.public: examples of pair.pool
+WEIGHTLESS = ("pixels", "scattering", "rows")  # backbones that are no network
 By = Enum("By", ["gsd", "coverage"])
 AuditKind = Enum("AuditKind", ["white_box", "black_box", "per_instance"])
 Scale = Enum("Scale", ["auto", "private", "none"])

@@ -14,7 +14,7 @@ from pubsel import models
 from pubsel.algorithms import FirstRelease, Frozen, Solves, map_of
 from pubsel.cell import Cell, Spending, tensors, units_of
 from pubsel.data import Split, Task
-from pubsel.files import gathered, in_parts, plain, unreadable
+from pubsel.files import gathered, in_parts, plain, unreadable, write_whole
 from pubsel.messages import UsageError, UserError, gib, say
 from pubsel.models.layers import Above, split
 from pubsel.models.memory import free
@@ -25,6 +25,7 @@ from pubsel.training.loop import noisy_sum, public_stream, save
 
 IMAGES = 64  # at a time through layers that are run once
 FEATURES = 2**14  # at a time through a frozen map
+BEGUN = "training.begun"  # the mark of `cover`
 
 
 class Prepared(NamedTuple):
@@ -147,6 +148,7 @@ def freeze(cell: Cell, task: Task, first: accountant.Plan | None, in_ledger: boo
     secret = cell.streams.secret(what, units_of(task), public, {}, plan, costs)
 
     def draw() -> dict[str, Any]:
+        (cell.folder / BEGUN).unlink(missing_ok=True)
         noise_multiplier, source = plan["noise_multiplier"], secret("release")
         x, y = task.private
         return noisy_sum(release, x, noise_multiplier, source, people=task.people, y=y).parts()
@@ -168,6 +170,19 @@ def solve(cell: Cell, task: Task, secret: Secret) -> tuple[torch.Tensor, account
 
     kept = released_once(cell.folder / "solution.pt", secret, release)
     return kept["weight"], accountant.Plan(**kept["spend"])
+
+
+def cover(secret: Secret, begin: Callable[[str], None] | None, mark: Path) -> None:
+    """Have a release leave a mark before it draws, in place of a line in the ledger, which an earlier release has
+    written for both; that one removes it when it draws. Where there is a mark, what was drawn has been deleted since:
+    new noise then gets its own line."""
+
+    def begins(key: str) -> None:
+        if mark.exists() and begin is not None and secret.secure:
+            begin(key)
+        write_whole(mark, "", private=True)
+
+    secret.begin = begins
 
 
 def released_once(path: Path, secret: Secret, release: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -17,9 +17,10 @@ from pubsel.rules import Inputs, without_public
 from pubsel.selection import assigned, pool
 from pubsel.selection.coverage import Private
 from pubsel.selection.pool import Clusters
-from pubsel.training.once import released_once
+from pubsel.training.once import cover, released_once
 
 MOST = 1000  # public examples that are drawn if nobody says how many
+CHOSEN = "selection.begun"  # the mark of `once.cover`
 
 
 class Pool(NamedTuple):
@@ -94,14 +95,16 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     private, with_none = Private.of(task.private.x, task.people), not of.needs_public
 
     def of_histogram() -> dict[str, Any]:
+        (cell.folder / CHOSEN).unlink(missing_ok=True)
         return {"noisy": pool.histogram(of.epsilon, private, of.clusters, with_none, secret)}
 
     def of_choice() -> dict[str, Any]:
         return {"used": pool.covered(of.epsilon, of.features(noisy), private, secret)}
 
     # Each is kept before anything follows from it, so that no error in between draws the histogram again.
+    begin = secret.begin
     noisy = released_once(cell.folder / "histogram.pt", secret, of_histogram)["noisy"]
-    secret.begin = None  # the ledger was told of both
+    cover(secret, begin, cell.folder / CHOSEN)
     used = not with_none or released_once(cell.folder / "selection.pt", secret, of_choice)["used"]
     many = of.many(noisy) if used else dict.fromkeys(of.sets, 0)
     shown = {"histogram": noisy, "examples": many}
