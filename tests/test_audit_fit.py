@@ -173,7 +173,7 @@ def test_the_audited_program_is_what_the_command_runs(tmp_path, folder, monkeypa
     claim = program.claims()["all"]
     assert claim.at(1) == pytest.approx(record["privacy"]["epsilon"], abs=1e-6)
     assert record["privacy"]["epsilon"] <= EPSILON + 1e-9
-    assert coverage.ROUNDED in record["privacy"]["not_covered"]
+    assert accountant.ROUNDED in record["privacy"]["not_covered"]
     assert claim.mu == pytest.approx(math.sqrt(30) / calls[1][4], rel=1e-6)
 
 

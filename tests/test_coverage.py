@@ -13,7 +13,7 @@ from scipy import stats
 from pubsel.algorithms import roots
 from pubsel.cli import main
 from pubsel.messages import UsageError
-from pubsel.privacy import ledger
+from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import SystemEntropy
 from pubsel.selection import coverage, probabilities
@@ -213,7 +213,7 @@ def newest(kind):
 def test_a_run_trains_on_what_is_chosen_and_states_both(given, folder, capsys):
     record = trained(capsys, f"select.by={given}")
     assert record["settings"]["select"] == {"by": "coverage"}
-    assert coverage.ROUNDED in record["privacy"]["not_covered"]
+    assert accountant.ROUNDED in record["privacy"]["not_covered"]
     assert record["public"] == "same.npz"
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=1e-3)
     assert [part["what"] for part in record["privacy"]["parts"]] == ["selection of the public set", "training"]
@@ -284,7 +284,7 @@ def test_rank_chooses_by_features_too(given, folder, capsys):
         assert record["settings"]["select"] == {"by": "coverage"}
         assert record["candidates"] == [*sorted(candidates.split(",")), NONE]
         assert record["privacy"]["epsilon"] == 1
-        assert coverage.ROUNDED in record["privacy"]["not_covered"]
+        assert accountant.ROUNDED in record["privacy"]["not_covered"]
         assert not {"values", "order", "scores"} & set(record)
 
 

@@ -71,7 +71,7 @@ def test_a_run_measures_what_it_reaches(data, names, folder, capsys):
         assert abs(np.sum(quality["counts"]) - n) < 5 * 3 * quality["deviation"]
     privacy = quality["privacy"]
     assert privacy["noise_source"] == "seeded"
-    assert measurement.ROUNDED in privacy["not_covered"]
+    assert accountant.ROUNDED in privacy["not_covered"]
     moved = 2**0.5 if data == THREE else 3**0.5
     assert privacy["sensitivity"] == pytest.approx(moved)
     assert privacy["epsilon"] == pytest.approx(2, abs=1e-3)

@@ -278,3 +278,12 @@ def test_each_command_refuses_a_delta_above_one_in_n(command, key, permit, folde
 def test_absurd_budgets_end_at_once_in_one_line(epsilon, delta, rate, says):
     with pytest.raises(UsageError, match=says):
         accountant.calibrate(epsilon, delta, rate, 1000)
+
+
+def test_a_sentence_states_no_less_than_is_spent():
+    """To the nearest digit, 1.23441 would be 1.234."""
+    plan = accountant.pure(1.23441, 1.0, 1, "permute-and-flip")
+    said = accountant.measurement_statement("The choice is", plan, True, 1000)["statement"]
+    assert said.startswith("The choice is (1.235, 0)-differentially private")
+    said = accountant.statement(plan, 1.0, True, False, examples=1000)["statement"]
+    assert said.startswith("The trained weights are (1.235, 0)-differentially private")

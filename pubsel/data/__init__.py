@@ -296,15 +296,14 @@ def keys_of_pair() -> Iterator[None]:
 def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     """Return the task as `load` does."""
     opened = read._replace(unit=pair.unit, rules=pair.read, pixels=pixels)(pair.private)
-    for finding in _lacking(pair.private, opened.images):
-        raise UserError(f"private={finding.line()}")
+    if lacking := next(_lacking(pair.private, opened.images), None):
+        raise UserError(f"private={lacking.line()}")
 
     # a published set stays as it is; each unit of a user's own has one side, which no other unit changes
     published, sets = not is_path(pair.private), _sets(pair)
-    own_public = any(same_examples(pair.private, name, read.data_root) for name in sets)
-    if not published and (own_public or pair.take == Take.same_test):
-        of_test = _table(opened, published).unit[len(opened.used.train.y) :]
-        opened = opened.in_order(in_hash_order(of_test, "public"))  # the first of which are public
+    leave = pair.take == Take.same_test or any(same_examples(pair.private, name, read.data_root) for name in sets)
+    if not published and leave:
+        opened = opened.in_order(in_hash_order(_table(opened, published).unit[len(opened.used.train.y) :], "public"))
     shape, columns = _image_shape(opened.images), opened.images.columns
     read = read._replace(like=shape, opened=opened, rules=pair.read, public=True, columns=columns, few=True)
     how = overlap_of(pair.private, pair.overlap)
@@ -320,8 +319,8 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         where = f"public ({', '.join(sets)})" if sets else "public"
         raise UsageError(f"private={pair.private}: no private {table.kind} remain: all are {where} or in the test part")
     table, out_findings = hold_out(table, pair.private_share, pair.validation, pair.seed, how, pair.reserved)
-    findings += [*public_findings, *out_findings]
-    findings += () if published else as_classes(table, source.classes, source.names)
+    of_classes = () if published else as_classes(table, source.classes, source.names)
+    findings += [*public_findings, *out_findings, *of_classes]
     settle(findings, pair.read.accept or [])
     whose = source.groups and source.groups[0]
     private, people = side(source.train, table.has(Role.private)[~table.test], whose)
