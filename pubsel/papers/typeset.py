@@ -68,7 +68,7 @@ HEADS = {key: key.replace("_", " ").capitalize() for key in ORDER} | {
     "paper_success_rate": "Paper, %",
     "p": "p",
     "reference_is": "Reference is",
-    "gain": "Mean gain",
+    "gain": "Median gain",
     "gain_least": "Least",
     "gain_most": "Most",
     "near": "First or within one deviation",
