@@ -182,8 +182,8 @@ def not_covered(record: dict[str, Any], shape: str = "their shape", others: str 
         "What a computer shows while it trains, such as time and memory.",
     ]
     backbone = at(settings, "model.backbone.architecture")
-    chosen = any(part["what"] in WORDS for part in record["privacy"].get("parts") or [])
-    if record.get("quality") or chosen or (backbone and backbone not in WEIGHTLESS):
+    before = any(part["what"] in WORDS for part in record["privacy"].get("parts") or [])  # releases before training
+    if record.get("quality") or before or (backbone and backbone not in WEIGHTLESS):
         sentences.append(f"{ROUNDED[0].upper()}{ROUNDED[1:]}.")
     if record.get("tuning"):
         sentences.append(HIDDEN)
