@@ -30,6 +30,9 @@ TEMPLATES = sorted(path for folder in (ROOT, ROOT / "docs", ROOT / "results") fo
 PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {template.with_suffix("") for template in TEMPLATES})
 TABLE = re.compile(r"<!-- table: (\S+\.csv)([^:]*): ([^;]+); (\S+) -->\n(\|.*\n)\|[-|]+\n((?:\|.*\n)+)")
 WIDTH = 120
+BLOCK = re.compile(
+    r"^(?! {4}| *[|#<])( *(?:[-*] |\d+\. )?)(\S.*(?:\n(?! *(?:[-*+] |\d+\. |[|#<]|```|$)).+)*)", re.MULTILINE
+)  # a paragraph or list item: its mark, its words
 MEANT = {
     "no public data": {"public": ""},
     "tuned": {"label": "tuned"},
@@ -117,19 +120,25 @@ def table(match: re.Match[str]) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return the text with its long lines broken, except in tables, headings, comments and blocks of code."""
-    lines, code = [], False
-    for line in text.splitlines():
-        code ^= line.startswith("```")
-        mark = re.match(r"\s*(?:[-*] |\d+\. )?", line)
-        if code or len(line) <= WIDTH or line.startswith(("|", "#", "<", "    ")) or mark is None:
-            lines.append(line)
-        else:
-            later = " " * len(mark.group())
-            broken = textwrap.wrap(line, WIDTH, subsequent_indent=later, break_long_words=False, break_on_hyphens=False)
-            lists = any(re.match(r"\s*([-*+#]+|\d+\.)( |$)", part) for part in broken[1:])  # to Markdown
-            lines += [line] if lists else broken
-    return "\n".join(lines) + "\n"
+    """Return the text with its paragraphs and list items broken anew; tables, headings, comments and code stay."""
+    parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if i % 2 else BLOCK.sub(broken, part) for i, part in enumerate(parts)).rstrip("\n") + "\n"
+
+
+def broken(block: re.Match[str]) -> str:
+    """Return a paragraph or list item in lines of at most WIDTH, as it is if one of them would begin a list."""
+    mark, words = block.groups()
+    whole = re.sub(r"`[^`]*`", lambda code: "\0".join(code.group().split()), words)  # no break in code
+    lines = textwrap.wrap(
+        " ".join(whole.split()),
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * len(mark),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    lists = any(re.match(r"\s*([-*+#]+|\d+\.)( |$)", line) for line in lines[1:])
+    return block.group() if lists else "\n".join(lines).replace("\0", " ")
 
 
 def generated(template: Path) -> str:

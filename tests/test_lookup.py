@@ -128,6 +128,13 @@ def test_no_broken_line_begins_a_list() -> None:
     assert page_tables.wrapped(line.replace("1.", "one")) == line.replace(" 1.", "\none") + "\n"
 
 
+def test_lines_of_a_paragraph_or_list_item_are_joined_first() -> None:
+    text = "one\ntwo\n\n- three\n  four\n- `a b` five\n\n| a\n\n```sh\nc\nd\n```\n\n<!-- e\nf -->\n"
+    joined = text.replace("one\n", "one ", 1).replace("three\n ", "three")
+    assert page_tables.wrapped(text) == joined
+    assert "\n`a b c`\n" in page_tables.wrapped("word " * 23 + "\n`a b c`\n\nmore")
+
+
 @pytest.mark.parametrize("template", page_tables.TEMPLATES, ids=lambda path: path.name)
 def test_each_generated_page_is_that_of_its_template(template: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "ROOT", ROOT)
