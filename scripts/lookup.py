@@ -7,7 +7,7 @@ The first word is a table of results/tables, a CSV file below results/ (figures/
 key^=beginning, key!=value, key>0 and key<0. Blanks and line ends of a value are written as commas, an empty value as
 NONE. `number` rejects what matches no row or several; so do `spread` (mean ± deviation), `interval` (value [low, high])
 and `verdict`. `apart` subtracts the second of two rows, key=first|second, or the row of its word `minus`, from the
-first. `span` writes the least and the most of the rows, `mean` their mean, `count` how many there are.
+first. `span` writes the smallest and the largest of the rows, `mean` their mean, `count` how many there are.
 `peers()` is the table of benchmark.csv against other libraries, `rivals()` that of tables_race.csv against its rivals.
 """
 
@@ -98,7 +98,7 @@ class Numbers:
         return _rounded(first - second, digits)
 
     def span(self, file: str, where: str, column: str = "utility", digits: int = 1) -> str:
-        """Return the least and the most of several rows: `0.8 to 7.3`."""
+        """Return the smallest and the largest of several rows: `0.8 to 7.3`."""
         values = self._values(file, where, column)
         return f"{_rounded(min(values), digits)} to {_rounded(max(values), digits)}"
 

@@ -31,7 +31,7 @@ PAGES = sorted({*(ROOT / "docs").glob("*.md")} - {template.with_suffix("") for t
 TABLE = re.compile(r"<!-- table: (\S+\.csv)([^:]*): ([^;]+); (\S+) -->\n(\|.*\n)\|[-|]+\n((?:\|.*\n)+)")
 WIDTH = 120
 BLOCK = re.compile(
-    r"^(?! {4}| *[|#<])( *(?:[-*] |\d+\. )?)(\S.*(?:\n(?! *(?:[-*+] |\d+\. |[|#<]|```|$)).+)*)", re.MULTILINE
+    r"^(?! {4}| *[|#<!])( *(?:[-*] |\d+\. )?)(\S.*(?:\n(?! *(?:[-*+] |\d+\. |[|#<!]|```|$)).+)*)", re.MULTILINE
 )  # a paragraph or list item: its mark, its words
 MEANT = {
     "no public data": {"public": ""},

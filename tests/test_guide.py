@@ -348,3 +348,17 @@ def test_the_guarantee_of_every_distance_is_the_one_that_its_class_has() -> None
 def test_the_files_that_the_page_on_guarantees_names_are_there() -> None:
     for name in set(re.findall(r"`(pubsel/[\w/]+\.py)`", (GUIDE / "guarantees.md").read_text())):
         assert (CHECKOUT / name).is_file(), name
+
+
+def test_the_readme_shows_what_the_tutorial_shows_for_the_same_command() -> None:
+    """Three dots are what README leaves out of a line."""
+    shown = []
+    for page in (CHECKOUT / "README.md", GUIDE / "tutorial.md"):
+        every = blocks(page)
+        places = [i for i, block in enumerate(every) if re.search(r"^pubsel fit .*epsilon=1$", block.text, re.MULTILINE)]
+        (command,) = re.findall(r"^pubsel fit .*", every[places[0]].text, re.MULTILINE)
+        shown.append((command, every[places[0] + 1].text.splitlines()))
+    (command, short), (full_command, full) = shown
+    assert command == full_command
+    for line in short:
+        assert any(re.fullmatch(re.escape(line).replace(r"\.\.\.", ".*"), whole) for whole in full), line
