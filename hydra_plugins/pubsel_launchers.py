@@ -23,7 +23,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pubsel.files import plain
-from pubsel.messages import CellsFailed, UsageError, UserError
+from pubsel.messages import CellsFailed, UsageError, UserError, needs_extra
 
 # The defaults of the keys hydra.launcher.*
 
@@ -237,7 +237,7 @@ class Submitit(_Many):
             from hydra_plugins.hydra_submitit_launcher.config import BaseQueueConf
             from hydra_plugins.hydra_submitit_launcher.submitit_launcher import BaseSubmititLauncher
         except ImportError:
-            raise UserError(f"hydra/launcher=submitit_{self.cluster}: pip install pubsel[slurm]") from None
+            raise UserError(f"hydra/launcher=submitit_{self.cluster}: {needs_extra('slurm')}") from None
         from pubsel.commands import sweep
 
         class Job(BaseSubmititLauncher):  # type: ignore[misc]

@@ -163,6 +163,11 @@ LIMITS = {  # of the system, with what helps: nothing is wrong with the file tha
 }
 
 
+def needs_extra(name: str) -> str:
+    """Return how to install an extra, as all pages say it."""
+    return f'python -m pip install ".[{name}]" in a clone of pubsel'
+
+
 def limit(error: BaseException) -> str:
     """Return which limit of the system an error says was met, and what helps; empty if none was."""
     # Python raises this one without a number of the system

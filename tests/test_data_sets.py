@@ -118,7 +118,7 @@ def test_pcam(tmp_path, monkeypatch):
 def test_pcam_needs_h5py(tmp_path, monkeypatch):
     pcam(tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    not_opened("pcam", tmp_path, r"HDF5: run `pip install h5py`")
+    not_opened("pcam", tmp_path, r"HDF5: python -m pip install .*pcam")
 
 
 # --- lists

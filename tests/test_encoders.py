@@ -268,7 +268,7 @@ def test_a_pattern_that_nothing_fits_names_the_nearest(cli, pattern, near):
 
 
 def test_encoders_of_texts_are_listed_with_numbers_that_their_networks_have(cli, monkeypatch):
-    transformers = pytest.importorskip("transformers", reason="pip install pubsel[text]")
+    transformers = pytest.importorskip("transformers", reason="no extra text")
     monkeypatch.setenv("HF_HUB_CACHE", "hub")
     small = {"hidden_size": 384, "intermediate_size": 1536}
     configs = {  # as their config.json has it

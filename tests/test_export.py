@@ -874,4 +874,4 @@ def test_a_network_that_onnxruntime_cannot_run_is_one_line(
 
 def test_without_the_packages_of_onnx_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    refused(tmp_path / "model", r"format=onnx needs .*: pip install pubsel\[onnx\]")
+    refused(tmp_path / "model", r'format=onnx needs .*: python -m pip install "\.\[onnx\]" in a clone')

@@ -383,7 +383,7 @@ def test_each_setting_reaches_the_run_and_changes_nothing_else():
 def test_without_the_packages_of_onnx_nothing_is_spent(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     assert main(["fit", "./mine", *WORDS, "results=never", "to=fresh", "format=onnx"]) == 1
-    assert "format=onnx needs onnx: pip install pubsel[onnx]" in capsys.readouterr().err
+    assert "format=onnx needs onnx: python -m pip install" in capsys.readouterr().err
     assert not Path("never").exists()
 
 

@@ -355,7 +355,9 @@ def test_the_readme_shows_what_the_tutorial_shows_for_the_same_command() -> None
     shown = []
     for page in (CHECKOUT / "README.md", GUIDE / "tutorial.md"):
         every = blocks(page)
-        places = [i for i, block in enumerate(every) if re.search(r"^pubsel fit .*epsilon=1$", block.text, re.MULTILINE)]
+        places = [
+            i for i, block in enumerate(every) if re.search(r"^pubsel fit .*epsilon=1$", block.text, re.MULTILINE)
+        ]
         (command,) = re.findall(r"^pubsel fit .*", every[places[0]].text, re.MULTILINE)
         shown.append((command, every[places[0] + 1].text.splitlines()))
     (command, short), (full_command, full) = shown

@@ -287,7 +287,7 @@ def test_data_check_says_what_is_read(release, monkeypatch, cli):
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny encoder of random weights."""
-    transformers = pytest.importorskip("transformers", reason="pip install pubsel[text]")
+    transformers = pytest.importorskip("transformers", reason="no extra text")
     folder = tmp_path_factory.mktemp("encoder")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *" ".join(TOPICS.values()).split()]
     (folder / "vocab.txt").write_text("\n".join([*words, *(f"word{i}" for i in range(40))]))
@@ -405,7 +405,7 @@ def test_other_weights_in_a_folder_are_another_model(encoder, tmp_path):
 
 
 def test_encoders_that_are_absent_are_refused_and_none_is_fetched(tmp_path, monkeypatch):
-    pytest.importorskip("transformers", reason="pip install pubsel[text]")
+    pytest.importorskip("transformers", reason="no extra text")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UserError, match=r"nothing has no config\.json"):
         text_encoder.load_text_encoder(backbone("./nothing"), CPU)

@@ -2,11 +2,13 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -38,6 +40,17 @@ def test_the_wheel_holds_settings_and_paper_numbers_and_no_tests(unpacked: Path)
         packed = {path.relative_to(unpacked / "pubsel" / there) for path in (unpacked / "pubsel" / there).rglob("*.*")}
         assert packed == {path.relative_to(CHECKOUT / here) for path in (CHECKOUT / here).rglob("*.*")} != set()
     assert {path.name.partition("-")[0] for path in unpacked.iterdir()} == {"pubsel", "hydra_plugins"}
+
+
+def test_extras_are_installed_in_the_same_words_everywhere() -> None:
+    """From a clone: the package is on no index."""
+    folders = ("docs", "conf", "pubsel", "hydra_plugins")
+    paths = [path for folder in folders for path in (CHECKOUT / folder).rglob("*")] + [*CHECKOUT.glob("*.md")]
+    text = "\n".join(path.read_text() for path in paths if path.suffix in (".md", ".jinja", ".yaml", ".py"))
+    extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = re.findall(r'needs_extra\(.(\w+).\)|python -m pip install "\.\[(\w+)\]"', text)
+    assert {one or other for one, other in named} == extras.keys() - {"dev", "docs"}
+    assert re.findall(r"pubsel\[\w+\]|(?<!python -m )pip install .*\[|install h5py", text) == []
 
 
 COMMANDS = {

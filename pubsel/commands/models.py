@@ -2,7 +2,7 @@
 
 from fnmatch import fnmatch
 
-from pubsel.messages import UsageError
+from pubsel.messages import UsageError, needs_extra
 from pubsel.models.encoders import Encoder, encoder, encoders_of_texts
 from pubsel.settings.keys import ModelsConfig
 from pubsel.settings.methods import with_backbone
@@ -13,7 +13,7 @@ MOST = 40  # rows, each of a network that is made
 NUMBERS = ("dimension", "side", "parameters")
 OTHER_TEXTS = (
     "of texts: features=hf:NAME takes any encoder of transformers on Hugging Face, features=hf:./FOLDER one that is "
-    "here (pip install pubsel[text])"
+    f"here ({needs_extra('text')})"
 )
 
 

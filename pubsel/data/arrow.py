@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pubsel.files import gathered, plain, reading
-from pubsel.messages import UserError
+from pubsel.messages import UserError, needs_extra
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,4 +199,4 @@ def _readable(table: Path) -> Iterator[None]:
         with reading(table, "not a readable table: save it again", (OSError, ValueError, KeyError)):
             yield
     except ImportError:
-        raise UserError(f"{table}: needs pyarrow: pip install pubsel[parquet], or convert it to CSV") from None
+        raise UserError(f"{table}: needs pyarrow: {needs_extra('parquet')}, or convert it to CSV") from None

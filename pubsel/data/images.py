@@ -28,7 +28,7 @@ from pubsel.data.findings import ERROR, NOTE, WARNING, Finding
 from pubsel.data.overlap import of_pixels
 from pubsel.data.splits import Images, Unread, Unreadable
 from pubsel.files import plain
-from pubsel.messages import UsageError, UserError, limit
+from pubsel.messages import UsageError, UserError, limit, needs_extra
 from pubsel.settings.keys import Read
 
 DICOM = {".dcm", ".dicom", ".ima"}
@@ -360,7 +360,7 @@ def _pydicom(name: str) -> Any:
         import pydicom
         import pydicom.pixels.processing
     except ImportError:
-        raise UserError(f"{name}: reading DICOM needs pydicom: pip install pubsel[dicom]") from None
+        raise UserError(f"{name}: reading DICOM needs pydicom: {needs_extra('dicom')}") from None
     return pydicom
 
 

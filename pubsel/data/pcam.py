@@ -12,7 +12,7 @@ from torch import Tensor
 from pubsel import files
 from pubsel.data.splits import Listing, Unread
 from pubsel.data.torchvision_sets import fetching_files
-from pubsel.messages import UserError
+from pubsel.messages import UserError, needs_extra
 from pubsel.settings.datasets import Dataset
 
 PARTS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's names of the parts, and the files'
@@ -25,7 +25,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         try:
             import h5py  # noqa: F401
         except ImportError:
-            raise UserError("the files of PatchCamelyon are HDF5: run `pip install h5py`") from None
+            raise UserError(f"the files of PatchCamelyon are HDF5: {needs_extra('pcam')}") from None
         for part in PARTS:
             sets.PCAM(str(root), split=part, download=download)
 

@@ -7,7 +7,7 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor
 
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, needs_extra
 from pubsel.models.weights import NOT_HERE, tensors_alone
 from pubsel.settings import FETCHES
 
@@ -38,7 +38,7 @@ def text_weights(class_names: list[str], model: str, pretrained: str | None, sca
     try:
         import open_clip
     except ImportError:
-        raise UserError("algorithm.class_names needs open_clip: pip install pubsel[clip]") from None
+        raise UserError(f"algorithm.class_names needs open_clip: {needs_extra('clip')}") from None
 
     if model not in open_clip.list_models():
         near = ", ".join(open_clip.list_models()[:5])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel.files import DAMAGE, ProgressLine, digest, file_digest, reading
-from pubsel.messages import UserError
+from pubsel.messages import UserError, needs_extra
 from pubsel.models.weights import NOT_HERE, digest_of_weights
 from pubsel.settings import FETCHES
 from pubsel.settings.identity import digest_of
@@ -96,7 +96,7 @@ def load_text_encoder(backbone: Backbone, device: torch.device) -> TextEncoder:
     try:
         import transformers
     except ImportError:
-        raise UserError(f"{key}: needs transformers: pip install pubsel[text]") from None
+        raise UserError(f"{key}: needs transformers: {needs_extra('text')}") from None
     folder = Path(backbone.checkpoint).expanduser() if backbone.checkpoint else _folder(key, backbone.architecture)
     if not (folder / "config.json").is_file():
         raise UserError(f"{key}: {folder} has no config.json: give the folder that transformers has saved it in")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pubsel.data import Task
 from pubsel.data.vectors import Field, as_rows
-from pubsel.messages import UserError
+from pubsel.messages import UserError, needs_extra
 from pubsel.models.text_encoder import TextEncoder
 from pubsel.release.classifier import Classifier, facts_of
 from pubsel.settings.keys import Model
@@ -25,7 +25,7 @@ from pubsel.training.evaluation import logits
 
 FILE = "model.onnx"
 NEAR = 1e-3  # of the largest logit: how far those of ONNX may be off, with sums in another order
-REMEDY = "pip install pubsel[onnx], or leave format=onnx out"
+REMEDY = f"{needs_extra('onnx')}, or leave format=onnx out"
 WEIGHTS = "format=onnx needs these weights: bring them back, or leave it out"
 TOKENS = ("input_ids", "attention_mask")
 TEXTS = ("a text", "a longer text, with some more words in it", "")  # with which a graph is checked
