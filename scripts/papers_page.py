@@ -6,6 +6,7 @@ of its cells no record has; its target of make; and its notes.
 
 import csv
 import re
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,8 @@ data and networks it has been run (`run`: on those of the paper, as far as nothi
 run here has had: [data sets](reference/datasets.md) and [networks and weights](reference/options.md#model) have
 instructions. `resnet152`, `densenet121`, `vit` and `wrn` are for a GPU. Notes say what differs from the paper, and
 which other target has it on other data; what papers leave open, or where one differs from its code, is in the comments
-of conf/. `tests/test_theorems.py` holds the theorems against numbers, and says what fails as printed. Tables and
-figures that need no run (architectures, lists, formulas, illustrations) are left out.
+of conf/. `tests/test_theorems.py` checks the theorems numerically ([which hold](../results/study_theory.md#theorems)).
+Tables and figures that need no run (architectures, lists, formulas, illustrations) are left out.
 """
 
 
@@ -93,30 +94,48 @@ def plain(values: Any) -> Any:
     return OmegaConf.to_container(values, resolve=True)
 
 
-def there(name: str, work: Work) -> set[str]:
-    """Return the data sets and networks of which results/ has numbers of a table or figure."""
-    files = [ROOT / "results" / "tables" / f"{name}.csv"]
-    for step in make.steps_of(name) if work.runs else []:
-        if step.command == "figure" and step.of == name:
-            beyond = "_*" if step.words[0] == "clustermap" else "[-.]*"
-            files += sorted((ROOT / "results" / "figures").glob(f"{step.words[0]}{beyond}csv"))
-    found: set[str] = set()
-    for file in filter(Path.is_file, files):
-        found |= set(file.stem.split("-")[1:])
+def figures_of(name: str, work: Work) -> list[str]:
+    """Return the figures that a target draws itself."""
+    steps = make.steps_of(name) if work.runs else []
+    return [step.words[0] for step in steps if step.command == "figure" and step.of == name]
+
+
+@cache
+def drawn() -> Counter[str]:
+    """Return how many targets draw each figure."""
+    works = {name: read_work(kind, path, "") for name, (path, kind) in make.works().items()}
+    return Counter(figure for name, work in works.items() for figure in set(figures_of(name, work)))
+
+
+def there(name: str, work: Work, want: set[str]) -> set[str]:
+    """Return the data sets and networks of which results/ has numbers of a table or figure. Of a figure that several
+    targets draw, those of a target's own cells alone; of other figures the nearest to them that there are."""
+    ways: list[tuple[str, ...]] = [("private", "model"), ("private",), ()]
+    files = [(ROOT / "results" / "tables" / f"{name}.csv", ways[-1:])]
+    for figure in figures_of(name, work):
+        beyond = "_*" if figure == "clustermap" else "[-.]*"
+        found = (ROOT / "results" / "figures").glob(f"{figure}{beyond}csv")
+        files += [(path, ways[:1] if drawn()[figure] > 1 else ways) for path in sorted(found)]
+    have: set[str] = set()
+    for file, keys in files:
+        if not file.is_file():
+            continue
+        have |= set(file.stem.split("-")[1:])
         with file.open() as source:
-            rows = csv.DictReader(source)
-            if file.stem.startswith("clustermap"):  # a row and a column for each set
-                found |= set(rows.fieldnames or [])
-            for row in rows:
-                if row.get("utility", "numbers"):
-                    found |= {value for key in ("private", "model") for value in row.get(key, "").split("+")}
-    return {name for name in found if name and name != "set" and " " not in name}
+            reader = csv.DictReader(line for line in source if not line.startswith("#"))
+            rows = [row for row in reader if row.get("utility", "numbers") or row.get("distance")]
+        if file.stem.startswith("clustermap"):  # a row and a column for each set
+            have |= set(reader.fieldnames or [])
+        own = [[row for row in rows if all(set(row.get(key, "").split("+")) <= want for key in way)] for way in keys]
+        for row in next(filter(None, own), []):
+            have |= {value for key in ways[0] for value in row.get(key, "").split("+")}
+    return {name for name in have if name and name != "set" and " " not in name}
 
 
 def here(name: str, work: Work, known: set[str]) -> str:
     """Return what has been run of a target, and what is missing."""
-    want, have = wanted(name) if work.runs else set(), there(name, work)
-    parts = []
+    want = wanted(name) if work.runs else set()
+    have, parts = there(name, work, want), []
     if have:
         parts.append("run" if have <= want or not want else f"run on {', '.join(sorted(have))}")
     made = {other for other in dataset_names() if dataset_info(other).size_mb == 0}  # by pubsel itself
@@ -137,7 +156,7 @@ def lines() -> dict[str, list[tuple[list[Any], str]]]:
     kept = records.read_records(ROOT / "results")
     known = {value for r in kept for value in (*str(r["private"]).split("+"), *str(r["public"]).split("+"), r["model"])}
     for record in records.read_kind(ROOT / "results", "ranks"):
-        known |= {record["private"], *record["values"]}
+        known |= {record["private"], record["model"], *record["values"]}
     sections: dict[str, list[tuple[list[Any], str]]] = {heading: [] for heading in (*PAPERS.values(), OTHERS, OURS)}
     for name, (path, kind) in sorted(make.works().items()):
         work: Work = read_work(kind, path, "gsd_table2.yaml")

@@ -51,6 +51,14 @@ def test_data_without_a_record_are_needed() -> None:
     assert text == "run on flowers5, kagchest; needs cifar100"
 
 
+def test_of_a_figure_of_several_targets_only_rows_of_the_own_cells_count() -> None:
+    """And of a table, those with a distance alone too."""
+    ours = {"cifar10", "flowers5", "ham10000", "kagchest", "mobilenetv2"}
+    want = {"pillar_ours": ours, "pillar_figure10": {"cifar10", "resnet50_byol"}, "gsd_table14": {"probe"}}
+    have = {name: papers_page.there(name, WORKS[name], names) for name, names in want.items()}
+    assert have == {"pillar_ours": ours, "pillar_figure10": set(), "gsd_table14": {"ham10000", "probe"}}
+
+
 def test_dp_sgd_needs_no_public_data() -> None:
     settings = {"pair": {"private": "mnist", "public": ["svhn"]}, "model": {"name": "linear"}}
     assert papers_page.names_in(settings | {"algorithm": {"name": "gep"}}) == {"mnist", "svhn", "linear"}
