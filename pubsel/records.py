@@ -482,7 +482,9 @@ def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[s
         if record["identity"] == path.name:
             return record, results / "records"
 
-    near = nearest(path.name, [folder.name for kind in kinds for folder in (results / kind).glob("*/")])
+    folders = [folder for kind in kinds for folder in (results / kind).glob("*/")]
+    folders += [file.parent for file in path.parent.glob("*/config.json")]  # such as what fit has written
+    near = nearest(path.name, [folder.name for folder in folders])
     raise UserError(f"{name}: no such file, and no record of this name in {results}{near}; pubsel runs lists them")
 
 

@@ -263,6 +263,10 @@ def test_hours_grow_with_steps_batches_and_k(composers: dict[str, make.Composer]
         assert kept.expected(cell(*more).settings) == (seconds and pytest.approx(seconds)), more
 
 
+def test_a_target_without_cells_has_none_that_are_there(cli: Cli) -> None:
+    assert done(cli, "make", "pillar_figure3", "dry=true")[0].splitlines()[-1] == "pillar_figure3: no cells to run"
+
+
 def test_a_record_that_came_with_the_code_is_not_run_again(cli: Cli) -> None:
     """It is so for the tables of ours, whose records are in results/records."""
     kept = CHECKOUT / "results" / "records"

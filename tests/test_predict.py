@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from sklearn.metrics import roc_auc_score
 
 import pubsel
-from pubsel import files
+from pubsel import files, records
 from pubsel.cli import main
 from pubsel.commands import predict
 from pubsel.commands.predict import BATCH, READERS
@@ -403,6 +403,13 @@ def test_what_a_run_lacks_is_said_in_one_line(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(UserError, match=words):
         raise UserError(told[0])
     assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_release_of_nearly_the_same_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "release").mkdir()
+    (tmp_path / "release" / "config.json").touch()
+    with pytest.raises(UserError, match=r"relase: no such file.* \(did you mean release\?\)"):
+        records.find(str(tmp_path / "relase"), tmp_path)
 
 
 def changed(run: Path, **values: object) -> None:

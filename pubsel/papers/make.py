@@ -306,7 +306,7 @@ def summary_line(name: str, cells: list[SweptCell], kept: KnownRuns) -> str:
     """Return how many cells are there, and what the others will take, one after the other."""
     missing = [cell for cell in cells if cell.name not in kept.names]
     if not missing:
-        return f"{name}: all of {len(cells)} cells are there"
+        return f"{name}: all of {len(cells)} cells are there" if cells else f"{name}: no cells to run"
     took = [kept.expected(cell.settings) for cell in missing]
     known = [seconds for seconds in took if seconds is not None]
     hours = f"about {duration(sum(known))}, by the records of the same kind" if known else "hours unknown"

@@ -194,11 +194,11 @@ def _unknown(key: str, command: str) -> str:
         return "experiment=NAME: write it with a + before it, +experiment=NAME"
 
     # A key that exists elsewhere, of another method or of another command, is no typing error.
+    keys, group = set(keys_of(SCHEMAS[command])), key.partition(".")[0]
     if key in known_keys():
-        group = key.partition(".")[0]
         what = f"the given {group} has no such setting" if group in GROUPS else "no setting of this command"
-        return f"{key}: {what}; --cfg job shows those that there are"
-    keys = set(keys_of(SCHEMAS[command]))
+        near = nearest(key, [other for other in keys if other.startswith(f"{key}_")])
+        return f"{key}: {what}{near}; --cfg job shows those that there are"
     keys |= {method for method in method_keys() if method.partition(".")[0] in keys}
     return f"unknown key {key}{nearest(key, keys)}; pubsel {command} --help lists them"
 
