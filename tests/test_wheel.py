@@ -53,6 +53,18 @@ def test_extras_are_installed_in_the_same_words_everywhere() -> None:
     assert re.findall(r"pubsel\[\w+\]|(?<!python -m )pip install .*\[|install h5py", text) == []
 
 
+def test_the_sdist_holds_what_its_tests_and_pages_need(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=CHECKOUT, capture_output=True, check=True, timeout=300)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    assert archive.stat().st_size < 8 * 2**20
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    want = "CONTRIBUTING.md SECURITY.md Makefile README.md.jinja scripts/lookup.py results/study_head.md.jinja"
+    assert {*want.split(), "results/tables/recipes.csv", "results/records/recipes.jsonl.gz"} <= names
+    assert [name for name in names if name.startswith(("results/runs/", "data/", ".venv"))] == []
+
+
 COMMANDS = {
     "run --cfg job +experiment=quickstart": "private: digits",
     "data list": "svhn_extra",
