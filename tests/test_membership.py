@@ -252,6 +252,7 @@ def test_a_network_that_knows_its_examples_by_heart_is_attacked_and_a_private_on
     assert frame.loc["non_private", "auc_low"] > 0.8
     assert frame.loc["dp_sgd", "auc_low"] < 0.5 < frame.loc["dp_sgd", "auc_high"]
     assert (list(frame["members"]), list(frame["others"])) == ([60, 60], [200, 200])
+    assert set(frame["label"]) == {"own"}  # of no paper
     stored = [json.loads(path.read_text()) for path in Path("results").glob("attacks/*/result.json")]
     assert {record["algorithm"]: record["auc"] for record in stored} == pytest.approx(dict(frame["auc"]))
     assert all("not differentially private" in record["privacy"] for record in stored)

@@ -23,7 +23,7 @@ from pubsel.privacy import ledger
 from pubsel.privacy.randomness import stream
 from pubsel.release.reopen import check_files, whole_of
 from pubsel.rules import as_chosen, has_paths, refuse_unit
-from pubsel.settings.identity import as_json, folder_name, identity_of, short_name
+from pubsel.settings.identity import as_json, folder_name, identity_of, is_path, short_name
 from pubsel.settings.keys import POOL, Attack, AttackConfig, RunConfig, public_sets
 from pubsel.settings.methods import typed
 from pubsel.settings.schema import check, literal
@@ -157,6 +157,8 @@ def loss_row(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record as a row of the table."""
     row = {key: record[key] for key in OF_RUN if key != "weights"}
     row["utility"] = 100 * row["utility"]
+    if is_path(row["private"]) and row["label"] == "paper":  # the default: no paper is about the user's data
+        row["label"] = "own"
     low, high = record["auc_interval"]
     row |= {"auc": record["auc"], "auc_low": low, "auc_high": high}
     row |= {f"tpr_at_fpr_{rate}": share for rate, share in record["tpr"].items()}
