@@ -9,7 +9,9 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 
 from pubsel import records
@@ -24,6 +26,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "scripts"))
 import rented  # noqa: E402
 from compare_distances import compare  # noqa: E402
+from rare_classes import calibration_error, measured, with_share  # noqa: E402
 
 
 def test_a_cluster_map_of_digits(tmp_path):
@@ -74,6 +77,39 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
     assert list(rows["lost"]) == pytest.approx([0, 30])
     assert list(points["public"]) == list("abcd")
     assert list(points["mmd (fmnist_cnn)"]) == pytest.approx([3.1, 2.1, 1.1, 0.1])
+
+
+@pytest.mark.parametrize(("share", "left"), [(0.03, 12), (0.05, 21)])
+def test_images_of_the_rare_class_are_left_out_until_it_has_its_share(share, left):
+    y = torch.arange(800) % 2
+    places = with_share(y, 1, share, np.random.default_rng(0))
+    assert places.tolist() == sorted(set(places.tolist()))
+    assert y[places].bincount().tolist() == [400, left]
+    assert left / (400 + left) == pytest.approx(share, abs=1e-3)
+    assert places.tolist() != with_share(y, 1, share, np.random.default_rng(1)).tolist()
+
+
+def test_the_calibration_error_of_known_probabilities():
+    """Three bins: two of three right at 0.9, one of one at 0.6, one of one at 1."""
+    first = torch.tensor([0.9, 0.9, 0.1, 0.4, 1.0], dtype=torch.float64)
+    probabilities, y = torch.stack([first, 1 - first], 1), torch.tensor([0, 1, 1, 1, 0])
+    gaps = 3 * abs(2 / 3 - 0.9), 0.4, 0.0
+    assert calibration_error(probabilities, y, torch.full((5,), 0.2)) == pytest.approx(sum(gaps) / 5)
+    weights = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
+    assert calibration_error(probabilities, y, weights) == pytest.approx((0.9 + 0.4) / 2)
+
+
+def test_figures_weigh_the_test_images_by_the_classes_of_training():
+    y, divided = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([[2.0, 0], [2, 0], [0, 2], [0, 2], [2, 0]])
+    plain, balanced = (measured((divided, 2 * divided), y, 1, 0.1, m) for m in ("accuracy", "balanced_accuracy"))
+    assert plain["recall"] == 0.5
+    assert plain["balanced_accuracy"] == pytest.approx(7 / 12)
+    assert plain["accuracy"] == plain["accuracy_undivided"] == pytest.approx(0.9 * 2 / 3 + 0.1 / 2)
+    sure = torch.tensor(2.0).sigmoid().item()  # of each answer
+    assert plain["ece"] == plain["ece_at_shares"] == pytest.approx(sure - 0.65)
+    assert balanced["ece"] == pytest.approx(sure - 7 / 12)
+    assert balanced["ece_at_shares"] == plain["ece"]
+    assert plain["ece_undivided"] > plain["ece"]
 
 
 @pytest.mark.slow
