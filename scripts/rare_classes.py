@@ -105,8 +105,8 @@ def measured(both: tuple[Tensor, Tensor], y: Tensor, rare: int, share: float, me
     trained, alike = ((part / y.bincount())[y].double() for part in (shares, torch.full((2,), 0.5)))
     meant = alike if metric == "balanced_accuracy" else trained
     values = {"recall": float((both[0].argmax(1) == rare)[y == rare].double().mean())}
-    values["balanced_accuracy"] = balanced_accuracy(both[0], y)
     for end, each in zip(("", "_undivided"), both, strict=True):
+        values[f"balanced_accuracy{end}"] = balanced_accuracy(each, y)
         values[f"accuracy{end}"] = float((trained * (each.argmax(1) == y)).sum())
         values[f"ece{end}"] = calibration_error(each.softmax(1), y, meant)
     return values | {"ece_at_shares": calibration_error(both[0].softmax(1), y, trained)}
