@@ -122,8 +122,8 @@ def sample(task: Task, rare: str, share: float, public: str, seed: int) -> Task:
         return task._replace(private=Split(*(part[rows] for part in task.private)))
     rows = rows[torch.from_numpy(stream(f"{rare} {share} {seed}", "public").permutation(len(rows)))]
     m = round(TENTH * len(rows))
-    parts = (Split(*(part[some] for part in task.private)) for some in (rows[m:], rows[:m]))
-    return task._replace(**dict(zip(("private", "public"), parts, strict=True)), same_task=True)
+    public_part, private_part = (Split(*(part[some] for part in task.private)) for some in (rows[:m], rows[m:]))
+    return task._replace(private=private_part, public=public_part, same_task=True)
 
 
 def main() -> None:
