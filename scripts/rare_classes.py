@@ -5,8 +5,8 @@
 Chest x-rays (kagchest, MobileNetV2): training images of one class are left out at random until it is 3 or 5 % of them.
 A tenth of the rest, drawn anew for each seed, is public, with or without labels; or nothing is. Accuracy counts test
 images as if classes were as frequent as in training. So does the calibration error of a plain model; that of a balanced
-one counts both classes alike, which its probabilities are for, and its `ece_at_shares` does not. `*_undivided` is
-before `WhitenedHead.finish` divides. In percent. Nothing of it is private.
+one counts both classes alike, which its probabilities are for, and its `ece_at_shares` does not. `ece_undivided` is
+of logits that `WhitenedHead.finish` does not divide by the noise. In percent. Nothing of it is private.
 """
 
 import argparse
@@ -64,15 +64,13 @@ def calibration_error(probabilities: Tensor, y: Tensor, weights: Tensor) -> floa
 
 
 class Undivided(WhitenedHead):
-    """The whitened head, which keeps what `finish` divides logits by, and what it then subtracts from the biases."""
+    """The whitened head, which keeps what `finish` divides logits by."""
 
     def finish(self, view: View) -> None:
-        """Divide and subtract as ever, and keep both numbers."""
-        weight, bias = (p.detach().clone() for p in view.model.parameters())
+        """Divide as ever, and keep the number."""
+        before = next(view.model.parameters()).norm().item()
         super().finish(view)
-        after = [p.detach() for p in view.model.parameters()]
-        self.factor = float(weight.norm() / after[0].norm())
-        self.less = bias / self.factor - after[1]
+        self.factor = before / next(view.model.parameters()).norm().item()
 
 
 def settings(*words: str) -> RunConfig:
@@ -95,8 +93,7 @@ def outputs(cell: Cell, task: Task) -> tuple[Tensor, Tensor]:
         fit(prepared.trains, prepared.task, job, secret)
         divided = logits(prepared.trains, prepared.task.test.x)
     assert isinstance(cell.algorithm, Undivided)
-    factor, less = cell.algorithm.factor, cell.algorithm.less
-    return divided, factor * (divided + less) - less
+    return divided, cell.algorithm.factor * divided
 
 
 def measured(both: tuple[Tensor, Tensor], y: Tensor, rare: int, share: float, metric: str) -> dict[str, float]:
@@ -104,12 +101,13 @@ def measured(both: tuple[Tensor, Tensor], y: Tensor, rare: int, share: float, me
     shares = torch.where(torch.arange(2) == rare, share, 1 - share)
     trained, alike = ((part / y.bincount())[y].double() for part in (shares, torch.full((2,), 0.5)))
     meant = alike if metric == "balanced_accuracy" else trained
-    values = {"recall": float((both[0].argmax(1) == rare)[y == rare].double().mean())}
-    for end, each in zip(("", "_undivided"), both, strict=True):
-        values[f"balanced_accuracy{end}"] = balanced_accuracy(each, y)
-        values[f"accuracy{end}"] = float((trained * (each.argmax(1) == y)).sum())
-        values[f"ece{end}"] = calibration_error(each.softmax(1), y, meant)
-    return values | {"ece_at_shares": calibration_error(both[0].softmax(1), y, trained)}
+    divided, undivided = both
+    values = {"recall": float((divided.argmax(1) == rare)[y == rare].double().mean())}
+    values["balanced_accuracy"] = balanced_accuracy(divided, y)
+    values["accuracy"] = float((trained * (divided.argmax(1) == y)).sum())
+    values["ece"] = calibration_error(divided.softmax(1), y, meant)
+    values["ece_undivided"] = calibration_error(undivided.softmax(1), y, meant)
+    return values | {"ece_at_shares": calibration_error(divided.softmax(1), y, trained)}
 
 
 def sample(task: Task, rare: str, share: float, public: str, seed: int) -> Task:

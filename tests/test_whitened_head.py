@@ -23,6 +23,7 @@ from pubsel.algorithms.whitened_head import (
     directions_of,
     discriminant,
     public_classifier,
+    rest_of,
     spread_of,
     whitened,
 )
@@ -365,6 +366,14 @@ def test_where_all_directions_vary_alike_all_features_count_as_far_as_the_budget
     assert 0.2 < build("whitened_head").derived(mixed).rest < 0.8
     assert build("whitened_head").derived(facts._replace(public=steep @ torch.linalg.qr(flat[:60]).Q)).rest == 0
     assert build("whitened_head_once").derived(facts).rest == 0
+
+
+def test_all_features_count_more_where_few_directions_are_kept_for_many_classes():
+    """77 classes, 84 directions: public data cost 7 points against none before."""
+    facts = Facts(n=9000, d=300, m=900, mu=0.73)
+    shares = [rest_of(facts._replace(classes=classes), 83, 84) for classes in (3, 20, 21, 77)]
+    assert shares == pytest.approx([83 / 300, 83 / 300, 83 / 300, 1 - 84 / (4 * 77)])
+    assert rest_of(facts._replace(classes=77, mu=0.05), 83, 84) == 0 == rest_of(facts._replace(classes=77), 44, 84)
 
 
 @pytest.mark.parametrize(("classes", "several"), [(2, False), (10, False), (200, False), (1, True), (14, True)])

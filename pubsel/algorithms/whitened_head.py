@@ -73,7 +73,8 @@ ROW = math.hypot(1, LENGTH)  # with the bias
 EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
 FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
-FLATTEST, FLAT = 0.95, 0.15  # most share of all features; less is not worth their columns
+FLATTEST, FLAT = 0.95, 0.15  # most share of all features; a lower spread is not worth their columns
+FEW = 4  # directions for each class, below which they may leave out what tells classes apart
 STAGES = 0.7  # variance of all features of earlier stages of a network, of that of its last layer
 NUMBERS = 2**22  # of private features at a time
 LOOKED_AT = 2000  # public examples, of which the spread of directions is estimated
@@ -221,19 +222,21 @@ def spread_of(public: Tensor, root: bool = True) -> float:
     return min(d, float(total.square() / (products * m / (m - 1)).clamp(min=1e-30)))
 
 
-def rest_of(facts: Facts, spread: float) -> float:
-    """Return the share of a row's squared length for all features by their spread: `spread` / d, as far as a budget
-    can tell classes apart in all of these directions.
+def rest_of(facts: Facts, spread: float, k: int) -> float:
+    """Return the share of a row's squared length for all features, next to k directions: `spread` / d, or 1 - k / (4 C)
+    if the k are that few for C classes, as far as a budget can tell classes apart in directions that public data do not
+    choose.
 
-    In one of them, of the same variance as the others, class means differ by about 1 / sqrt(spread), and have noise of
-    deviation C / (n mu). The share grows from 0, where the squared ratio is 1, to all of it where it is 10. Below FLAT
-    it is 0: public data then say enough of which directions matter.
+    In one of `spread` directions of equal variance, class means differ by about 1 / sqrt(spread), and have noise of
+    deviation C / (n mu). The share grows from 0, where the squared ratio is 1, to all of it where it is 10. If
+    `spread` / d is below FLAT, it is 0: public data then say enough of which directions matter.
     """
     if not facts.d or spread / facts.d < FLAT:
         return 0.0
     classes = facts.classes + facts.multi_label
     ratio = (facts.n * facts.mu / classes) ** 2 / spread
-    return min(FLATTEST, spread / facts.d * min(1.0, math.log10(max(ratio, 1.0))))
+    share = max(spread / facts.d, 1 - k / (FEW * classes))
+    return min(FLATTEST, share * min(1.0, math.log10(max(ratio, 1.0))))
 
 
 @dataclass
@@ -314,7 +317,7 @@ class WhitenedHead(Clipping):
             if self.spreads and facts.public is not None:
                 scaling = algorithm.scaling(facts.public)
                 spread = spread_of(Frozen().scaled(scaling)(facts.public), root=facts.raw is None)
-                algorithm.rest = max(algorithm.rest, rest_of(facts, spread))
+                algorithm.rest = max(algorithm.rest, rest_of(facts, spread, algorithm.k))
         if self.reads_names and facts.public is not None:
             algorithm.named_classes = self.by_names(facts, facts.public)
         return algorithm
@@ -493,28 +496,29 @@ class WhitenedHead(Clipping):
         to Classification Networks). No order of classes changes. A correction of a public classifier, which has no
         noise, stays.
 
-        If the balanced accuracy counts, subtract the logarithms of the shares of classes from the biases, as far as the
-        weights of examples have not done so: in all, logits are then of classes that are equally frequent (Menon et
-        al. 2021, Long-tail Learning via Logit Adjustment, arXiv:2007.07314)."""
+        If the balanced accuracy counts, first subtract the logarithms of the shares of classes from the biases, as far
+        as the weights of examples have not done so: in all, logits are then of classes that are equally frequent (Menon
+        et al. 2021, Long-tail Learning via Logit Adjustment, arXiv:2007.07314)."""
         if not self.corrects:  # the discriminant of a single release knows noise and shares
             return
+
+        # before the division, which then changes no order of these logits either
+        bias = dict(view.model.named_parameters()).get("bias")
+        if self.facts.balanced and bias is not None:
+            if self.labelled:
+                y = self.named_classes if len(self.named_classes) else view.labelled(self.name).y
+                counts = y.long().bincount(minlength=view.classes).double()
+                left = class_shares.shares_of(counts + 1, 0.0).log()
+            else:  # weights are shares^BALANCE
+                left = (1 + BALANCE) / BALANCE * view.model.get_buffer("class_weights").double().log()
+            bias.detach().sub_(left.to(bias))
+
         if not self.offsets:
             steps, n = view.steps, view.batch_size
             noise = noise_by_rate(ROW, self.bound, math.sqrt(steps) / self.mu, steps, n, MOMENTUM)
             spread = noise * self.rate(n, steps)
             for parameter in view.model.parameters():
                 parameter.detach().div_(math.sqrt(1 + math.pi * spread**2 / 8))
-
-        bias = dict(view.model.named_parameters()).get("bias")
-        if not self.facts.balanced or bias is None:
-            return
-        if self.labelled:
-            y = self.named_classes if len(self.named_classes) else view.labelled(self.name).y
-            counts = y.long().bincount(minlength=view.classes).double()
-            left = class_shares.shares_of(counts + 1, 0.0).log()
-        else:  # weights are shares^BALANCE
-            left = (1 + BALANCE) / BALANCE * view.model.get_buffer("class_weights").double().log()
-        bias.detach().sub_(left.to(bias))
 
 
 @dataclass
