@@ -1,17 +1,21 @@
-"""The share of all features in the rows of `whitened_head` (`rest_of`) where the spectrum is known:
-`scripts/spectra.py [SEEDS]` prints a line for each case.
+"""Whether public data of the private kind ever cost `whitened_head` accuracy, for features with known spectra:
 
-d features vary in directions that are turned at random, with variances j^-a; a tenth of each is of the class means. A
-line has the accuracy on 2,000 other examples in percent, without public labels: with several shares, with that of the
-rule, and without public data.
+    python scripts/spectra.py --to results/spectra.csv
+
+d features vary in directions that are turned at random, with variances j^-power; a tenth of each is of the class means.
+A tenth as many public examples as private ones have no labels. own, none: accuracy on 2,000 other examples in percent,
+with and without public data; rest: the share of all features (`rest_of`). Nothing of it is private.
 """
 
+import argparse
+import itertools
 import math
 import statistics
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import measuring
 import torch
 from torch import Tensor, nn
 
@@ -26,8 +30,15 @@ from pubsel.settings.keys import Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import Job, fit, noisy_sum
 
-CASES = ((100, 5, 3000), (300, 20, 8000), (1000, 40, 10_000))  # features, classes, private examples; a tenth public
-POWERS, EPSILONS, SHARES, DELTA = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5), (0.1, 0.3, 1.0, 3.0), (0.0, 0.3, 0.6, 0.9), 1e-5
+CASES = (  # features, classes, private examples
+    (30, 2, 300),
+    (100, 5, 3000),
+    (300, 20, 8000),
+    (300, 77, 9000),
+    (300, 200, 9000),
+    (4096, 20, 5000),
+)
+POWERS, EPSILONS, SEEDS, DELTA = (0.0, 0.5, 0.75, 1.0, 1.5), (1.0, 3.0), 2, 1e-5
 OF_MEANS = 0.1  # of the variance
 
 
@@ -46,8 +57,8 @@ def drawn(d: int, classes: int, power: float, sizes: tuple[int, ...], seed: int)
     return [part(n) for n in sizes]
 
 
-def accuracy(parts: list[Split], classes: int, epsilon: float, share: float | None, public: bool, seed: int) -> float:
-    """Return the accuracy in percent of a training with this share of all features; None: that of the rule."""
+def accuracy(parts: list[Split], classes: int, epsilon: float, public: bool, seed: int) -> tuple[float, float]:
+    """Return the accuracy of a training in percent, and its share of all features."""
     known, private, test = parts
     n, d = private.x.shape
     mu = accountant.gaussian_mu(epsilon, DELTA)
@@ -55,7 +66,6 @@ def accuracy(parts: list[Split], classes: int, epsilon: float, share: float | No
     head = algorithms.build(option("algorithm", "whitened_head") | {"public_labels": "none"})
     assert isinstance(head, WhitenedHead)
     head = head.derived(facts)
-    head.rest = head.rest if share is None else share
 
     # as pubsel.training.once and release.run do
     training = Training(chunk=None, checkpoint_seconds=math.inf, **head.training)
@@ -72,35 +82,38 @@ def accuracy(parts: list[Split], classes: int, epsilon: float, share: float | No
     task = Task(private, None, test, classes, "accuracy", (), (), ())
     with tempfile.TemporaryDirectory() as folder:
         job = Job(head, plan, noise, training, "spectra", Path(folder, "checkpoint.pt"))
-        fit(model, task, job, Secret({"seed": f"{seed} {share} {public}"}, {}, ["0 here"], False))
+        fit(model, task, job, Secret({"seed": f"{seed} {public}"}, {}, ["0 here"], False))
     with torch.no_grad():
         right: Tensor = model(test.x).argmax(1) == test.y
-    return 100 * float(right.double().mean())
+    return 100 * float(right.double().mean()), head.rest
 
 
-def main(seeds: int) -> None:
-    """Print a line for each case."""
-    print(
-        "features",
-        "classes",
-        "a",
-        "epsilon",
-        *(f"share {share}" for share in SHARES),
-        "rule",
-        "no public data",
-        sep=",",
-    )
-    for d, classes, n in CASES:
-        for power in POWERS:
-            parts = [drawn(d, classes, power, (n // 10, n, 2000), seed) for seed in range(seeds)]
-            for epsilon in EPSILONS:
-                ways = [(share, True) for share in (*SHARES, None)] + [(None, False)]
-                means = (
-                    statistics.fmean(accuracy(part, classes, epsilon, *way, seed) for seed, part in enumerate(parts))
-                    for way in ways
-                )
-                print(f"{d},{classes},{power},{epsilon}", *(f"{mean:.1f}" for mean in means), sep=",", flush=True)
+def main() -> None:
+    """Train all cells, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=measuring.target, required=True, help="file to write")
+    to = parser.parse_args().to
+    torch.set_num_threads(1)
+
+    rows: list[dict[str, Any]] = []
+    both = (True, False)
+    for (d, classes, n), power in itertools.product(CASES, POWERS):
+        parts = [drawn(d, classes, power, (n // 10, n, 2000), seed) for seed in range(SEEDS)]
+        for epsilon in EPSILONS:
+            row: dict[str, Any] = {"d": d, "classes": classes, "n": n, "power": power, "epsilon": epsilon}
+            cells = [
+                [accuracy(part, classes, epsilon, public, i) for i, part in enumerate(parts)]
+                for public in (True, False)
+            ]
+            row["rest"] = f"{cells[0][0][1]:.2f}"
+            for name, cell in zip(("own", "none"), cells, strict=True):
+                values = [value for value, _ in cell]
+                row |= {name: f"{statistics.mean(values):.2f}", f"{name}_std": f"{statistics.stdev(values):.2f}"}
+            row["gain"] = f"{float(row['own']) - float(row['none']):.2f}"
+            rows.append(row | {"seeds": SEEDS})
+            print(*rows[-1].values(), flush=True)
+    measuring.write(to, rows, measuring.origin("cpu", 1))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    main()
