@@ -7,8 +7,8 @@ columns the first cells of a line stand for, and which one the head of the other
     <!-- table: tables/recipes.csv model=mobilenetv2 label=untuned|tuned: private, algorithm; epsilon -->
 
 Empty first cells are those of the line above. A cell such as `pillar`, tuned has conditions after its comma (MEANT).
-The other cells become the mean and the standard deviation of the utility or accuracy; or a mean gain, in how many cells
-it is none below zero, and in how many it is beyond Holm's correction. Each line, except what is in
+The other cells become the mean and the standard deviation of the utility or accuracy; or a median gain, the smallest and
+the largest, in how many cells it is not below zero, and in how many it is ahead and behind beyond Holm's correction. Each line, except what is in
 bold, has to have a row of the CSV, and each row that the comment takes a line; lines stay in their order, and none is
 added.
 """
@@ -81,7 +81,8 @@ def shown(row: Row | None) -> str:
     if row is None:
         return ""
     if "gain" in row:
-        return f"{float(row['gain']):+.1f} ({row['first']} of {row['cells']}, {row['ahead']} beyond Holm)"
+        median, least, most = (f"{float(row[name]):+.1f}" for name in ("gain", "gain_least", "gain_most"))
+        return f"{median} ({least} to {most}); {row['first']} of {row['cells']}; {row['ahead']} and {row['behind']}"
     mean, deviation = (row[next(name for name in names if name in row)] for names in (MEANS, DEVIATIONS))
     return f"{float(mean):.1f}" + (f" ± {float(deviation):.1f}" if deviation else "")
 

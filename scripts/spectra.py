@@ -96,7 +96,6 @@ def main() -> None:
     torch.set_num_threads(1)
 
     rows: list[dict[str, Any]] = []
-    both = (True, False)
     for (d, classes, n), power in itertools.product(CASES, POWERS):
         parts = [drawn(d, classes, power, (n // 10, n, 2000), seed) for seed in range(SEEDS)]
         for epsilon in EPSILONS:
