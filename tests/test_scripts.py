@@ -27,6 +27,7 @@ sys.path.insert(0, str(CHECKOUT / "scripts"))
 import rented  # noqa: E402
 from compare_distances import compare  # noqa: E402
 from rare_classes import calibration_error, measured, with_share  # noqa: E402
+from spectra import OF_MEANS, accuracy, drawn  # noqa: E402
 
 
 def test_a_cluster_map_of_digits(tmp_path):
@@ -110,6 +111,18 @@ def test_figures_weigh_the_test_images_by_the_classes_of_training():
     assert balanced["ece"] == pytest.approx(sure - 7 / 12)
     assert balanced["ece_at_shares"] == plain["ece"]
     assert plain["ece_undivided"] > plain["ece"]
+
+
+def test_features_have_their_spectrum_and_own_public_data_do_not_cost_accuracy():
+    d, classes, power = 20, 4, 1.0
+    parts = drawn(d, classes, power, (200, 2000, 1000), 0)
+    assert [part.x.shape for part in parts] == [(200, d), (2000, d), (1000, d)]
+    means = torch.stack([parts[1].x[parts[1].y == c].mean(0) for c in range(classes)])
+    within = torch.linalg.eigvalsh((parts[1].x - means[parts[1].y]).T.cov()).flip(0)
+    torch.testing.assert_close(within, (1 - OF_MEANS) * torch.arange(1, d + 1) ** -power, rtol=0.2, atol=0)
+    (own, rest), (none, nothing) = (accuracy(parts, classes, 1.0, public, 0) for public in (True, False))
+    assert nothing == 0 < rest < 1
+    assert 100 >= own > none - 3 > 25
 
 
 @pytest.mark.slow
