@@ -7,10 +7,10 @@ columns the first cells of a line stand for, and which one the head of the other
     <!-- table: tables/recipes.csv model=mobilenetv2 label=untuned|tuned: private, algorithm; epsilon -->
 
 Empty first cells are those of the line above. A cell such as `pillar`, tuned has conditions after its comma (MEANT).
-The other cells become the mean and the standard deviation of the utility or accuracy; or a median gain, the smallest and
-the largest, in how many cells it is not below zero, and in how many it is ahead and behind beyond Holm's correction. Each line, except what is in
-bold, has to have a row of the CSV, and each row that the comment takes a line; lines stay in their order, and none is
-added.
+The other cells become the mean and the standard deviation of the utility or accuracy; or a median gain, the smallest
+and the largest, in how many cells it is not below zero, and in how many it is ahead and behind beyond Holm's
+correction. Each line, except what is in bold, has to have a row of the CSV, and each row that the comment takes a line;
+lines stay in their order, and none is added.
 """
 
 import csv
