@@ -45,5 +45,5 @@ def test_an_unknown_model_and_absent_weights_are_one_line(small, tmp_path):
 
 def test_without_open_clip_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
-    with pytest.raises(UserError, match=r"pubsel\[clip\]"):
+    with pytest.raises(UserError, match=r"\.\[clip\]"):
         text_weights(["daisy"], "RN50", None, 1.0)
