@@ -114,8 +114,8 @@ def there(name: str, work: Work, want: set[str]) -> set[str]:
     files = [(ROOT / "results" / "tables" / f"{name}.csv", ways[-1:])]
     for figure in figures_of(name, work):
         beyond = "_*" if figure == "clustermap" else "[-.]*"
-        found = (ROOT / "results" / "figures").glob(f"{figure}{beyond}csv")
-        files += [(path, ways[:1] if drawn()[figure] > 1 else ways) for path in sorted(found)]
+        drawings = (ROOT / "results" / "figures").glob(f"{figure}{beyond}csv")
+        files += [(path, ways[:1] if drawn()[figure] > 1 else ways) for path in sorted(drawings)]
     have: set[str] = set()
     for file, keys in files:
         if not file.is_file():
@@ -126,8 +126,8 @@ def there(name: str, work: Work, want: set[str]) -> set[str]:
             rows = [row for row in reader if row.get("utility", "numbers") or row.get("distance")]
         if file.stem.startswith("clustermap"):  # a row and a column for each set
             have |= set(reader.fieldnames or [])
-        own = [[row for row in rows if all(set(row.get(key, "").split("+")) <= want for key in way)] for way in keys]
-        for row in next(filter(None, own), []):
+        kept = [[row for row in rows if all(set(row.get(key, "").split("+")) <= want for key in way)] for way in keys]
+        for row in next(filter(None, kept), []):
             have |= {value for key in ways[0] for value in row.get(key, "").split("+")}
     return {name for name in have if name and name != "set" and " " not in name}
 

@@ -38,8 +38,8 @@ from pubsel.training.once import prepare, training_secret
 
 CLASSES, METRICS = {"normal": 0, "pneumonia": 1}, ("accuracy", "balanced_accuracy")
 SHARES, EPSILONS, SEEDS, TENTH, BINS = (0.03, 0.05), (1, 3), 3, 0.1, 15
-OWN = "pair.public=kagchest pair.take=train pair.public_share=0.1"
-PUBLIC = {"labels": OWN, "no labels": f"{OWN} algorithm.public_labels=none", "none": "pair.public=null"}
+A_TENTH = "pair.public=kagchest pair.take=train pair.public_share=0.1"
+PUBLIC = {"labels": A_TENTH, "no labels": f"{A_TENTH} algorithm.public_labels=none", "none": "pair.public=null"}
 WORDS = (
     "model=mobilenetv2_coral algorithm=whitened_head distance=none pair.private=kagchest device=cpu threads=1 "
     "privacy.delta=1e-5 download=false"
@@ -67,7 +67,7 @@ class Undivided(WhitenedHead):
     """The whitened head, which keeps what `finish` divides logits by."""
 
     def finish(self, view: View) -> None:
-        """Divide as ever, and keep the number."""
+        """Divide as `WhitenedHead` does, and keep the number."""
         before = next(view.model.parameters()).norm().item()
         super().finish(view)
         self.factor = before / next(view.model.parameters()).norm().item()

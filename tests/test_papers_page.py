@@ -51,7 +51,7 @@ def test_data_without_a_record_are_needed() -> None:
     assert text == "run on flowers5, kagchest; needs cifar100"
 
 
-def test_of_a_figure_of_several_targets_only_rows_of_the_own_cells_count() -> None:
+def test_rows_of_a_shared_figure_count_only_if_they_are_of_the_target() -> None:
     """And of a table, those with a distance alone too."""
     ours = {"cifar10", "flowers5", "ham10000", "kagchest", "mobilenetv2"}
     want = {"pillar_ours": ours, "pillar_figure10": {"cifar10", "resnet50_byol"}, "gsd_table14": {"probe"}}
