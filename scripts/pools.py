@@ -114,9 +114,9 @@ def head(task: Task, epsilon: float, seed: int, weights: Tensor | None = None) -
         cell = cell._replace(algorithm=algorithm)
     with tempfile.TemporaryDirectory() as folder:
         cell = cell._replace(folder=Path(folder))
-        plan, spend, _ = cell.guarantee(task.units)
         cell = cell.derived(task)
-        prepared = prepare(cell, task, None, in_ledger=False)
+        plan, spend, first = cell.guarantee(task.units)
+        prepared = prepare(cell, task, first, in_ledger=False)
         secret = training_secret(cell, prepared.task, prepared.whole, plan, spend)
         assert spend is not None
         job = Job(cell.algorithm, plan, spend.noise_multiplier, cell.training, cell.name, cell.folder / "c.pt")

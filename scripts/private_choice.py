@@ -163,10 +163,10 @@ def reached(setting: Setting, public: Tensor | None, seed: int) -> float:
     words = [*WORDS, f"seed={seed}", f"pair.public={'null' if public is None else 'y'}"]
     with composed("run", words) as values, tempfile.TemporaryDirectory() as folder:
         cell = Cell.of(canonical(check(RunConfig, values)), "studies")._replace(folder=Path(folder))
-        schedule, plan, _ = cell.guarantee(task.units)
-        assert plan is not None
         cell = cell.derived(task)
-        prepared = prepare(cell, task, None, in_ledger=False)
+        schedule, plan, first = cell.guarantee(task.units)
+        assert plan is not None
+        prepared = prepare(cell, task, first, in_ledger=False)
         secret = training_secret(cell, prepared.task, prepared.whole, schedule, plan)
         checkpoint = cell.folder / "checkpoint.pt"
         job = Job(cell.algorithm, schedule, plan.noise_multiplier, cell.training, cell.name, checkpoint)

@@ -17,7 +17,7 @@ from pubsel.messages import UsageError, aligned
 from pubsel.papers import attacked, intended, judged, paired
 from pubsel.papers.attacked import Attacked
 from pubsel.papers.join import OWN_LABEL, Table, belonging, table_names
-from pubsel.records import NUMBERS, as_csv, at, read_choices, read_measured, read_ranks, read_records
+from pubsel.records import as_csv, at, outdated, read_choices, read_measured, read_ranks, read_records
 from pubsel.settings.keys import WEIGHTLESS, TableConfig
 from pubsel.settings.schema import nearest
 
@@ -104,7 +104,7 @@ DIFFERENCES = (
 GAINS = "Gains in points, over the best row of each cell of private data and model"
 ABOUT_GAINS = (
     "Gain: the mean over seeds minus that of the best of the rows it is compared with, tuned ones among them; of the "
-    "cells, the median, the least and the most.",
+    "cells, the median, the smallest and the largest.",
     "Numbers of cells in which it has the best mean; in which it is at most one standard deviation (over its seeds) "
     "below the best; and in which it is significantly better or worse than the best of the others (paired t-test, with "
     "Holm's correction over all comparisons).",
@@ -280,10 +280,10 @@ def _versions(table: Table) -> list[str]:
     """Return lines on the versions of the code that made the numbers, if there are several or earlier ones."""
     # numbers of an earlier program are comparable, but not repeated bit for bit
     lines, runs = [], table.records()
-    if earlier := sum(int(record.get("numbers", 0)) != int(NUMBERS) for record in runs):
+    if earlier := sum(bool(outdated(record)) for record in runs):
         lines.append(
-            f"Of {len(runs)} runs, {earlier} are of an earlier version of what decides numbers: this program does not "
-            "repeat them bit for bit."
+            f"Of {len(runs)} runs, {earlier} are of an earlier version of their method, or of what decides numbers: this "
+            "program does not repeat them."
         )
 
     commits = Counter(
