@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +25,11 @@ from pubsel.data.memory import (
     NO_LABELS,
     PERSON,
     InMemory,
-    dense,
+    are_images,
     examples_in,
     has_columns,
     holding,
+    in_numpy,
     of_columns,
     strings_in,
 )
@@ -82,7 +84,7 @@ class Release:
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Return the probability of each class, [n, classes], or of each label by itself. x: of the kind that the model
         was trained on, as for `fit`. UserError if it is of another one."""
-        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else dense(x)
+        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else in_numpy(x)
         parts = predicted(self._classifier, given(rows, self._classifier.takes), skip=False)
         return np.concatenate([part.probabilities for part in parts])
 
@@ -190,18 +192,29 @@ def _requested(
     if mine is not None and column_of_texts(list(mine.frame), read) and strings_in(sets):
         known = [name for name in sets if name in dataset_names() or os.path.exists(Path(name).expanduser())]
         sets = sets if known else [(sets, NO_LABELS)]
-    pairs = [each if isinstance(each, tuple | str | Path) else (each, NO_LABELS) for each in sets]
-    others = [None if isinstance(each, str | Path) else examples_in(*each) for each in pairs]
+    sets = [sets] if mine is not None and are_images(sets, mine.x is not None) else sets
+    others = [None if isinstance(each, str | Path) else _public(i, each) for i, each in enumerate(sets)]
 
-    if isinstance(bounds, Mapping):
-        (folder / "bounds.json").write_text(json.dumps(dict(bounds)), encoding="utf-8")
-        bounds = folder / "bounds.json"
+    if bounds is not None and not isinstance(bounds, str | Path):
+        text = json.dumps(bounds, default=lambda value: value.tolist())  # of numbers of numpy
+        bounds = json.loads(text)
+        if isinstance(bounds, dict):
+            (folder / "bounds.json").write_text(text, encoding="utf-8")
+            bounds = folder / "bounds.json"
     with holding(mine, *others) as names, _in_words(names, results, verbose):
         listed = [name or each for name, each in zip(names[1:], sets, strict=True)]
         unit = {} if groups is None else {"unit": PERSON}
         data = {"private": names[0] or x, "public": listed or None, "bounds": bounds, **unit}
         with composed("fit", words_of(data | values)) as composed_values:
             yield mine, check(FitConfig, composed_values)
+
+
+def _public(i: int, each: Any) -> InMemory:
+    """Return the public set i as it is held. UsageError names it."""
+    try:
+        return examples_in(*(each if isinstance(each, tuple) else (each, NO_LABELS)))
+    except UsageError as error:
+        raise UsageError(re.sub("^[xy]:", f"public[{i}]:", str(error))) from None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ PrivateClassifier(epsilon=1.0).fit(X, y).score(X_test, y_test)
 
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,9 +16,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from pubsel.data.findings import first_of
 from pubsel.data.memory import strings_in
+from pubsel.data.tables import label_words
 from pubsel.estimator import Release, fit
 from pubsel.messages import UserError
+from pubsel.settings.keys import Fold
 
 SEVERAL = (
     "each fit is a release of its data, and their epsilons add up, also those of cross_val_score and GridSearchCV: the "
@@ -56,42 +60,40 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         is protected. Missing numbers (NaN) are allowed. ValueError says what is wrong with the data."""
         if y is None:
             raise ValueError("PrivateClassifier requires y to be passed, but the target y is None")
+        rows = X  # a table keeps the names of its columns, which those of public tables are compared with
         if strings_in(X) is None:
             X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", accept_sparse=True, ensure_min_samples=2)
         check_classification_targets(y)
-        if len(np.unique(y)) < 2:
+        labels = np.unique(y)
+        if len(labels) < 2:
             raise ValueError(f"y has one class only, {y[0]!r}: the classifier needs two classes or more")
+        words, _ = label_words(Path("y"), [{"y": str(label)} for label in labels], "y", Fold.apart)
+        if unread := [label for label in labels.tolist() if str(label) not in words.numbers]:
+            named = first_of(map(repr, unread), 4)
+            raise ValueError(f"y: {named} would be no label, or several: call these classes by other words")
 
         PrivateClassifier._fits += 1
         if PrivateClassifier._fits == 2:
             warnings.warn(SEVERAL.format(results=self.results), stacklevel=2)
         try:
             self.release_: Release = fit(
-                X,
-                y,
-                epsilon=self.epsilon,
-                delta=self.delta,
-                public=self.public,
-                groups=groups,
-                bounds=self.bounds,
-                scale=self.scale,
-                public_labels=self.public_labels,
-                results=self.results,
+                rows if hasattr(rows, "columns") else X, y, groups=groups, **self.get_params(deep=False)
             )
         except UserError as error:
             raise ValueError(str(error)) from None
 
         # probabilities have the classes in sorted order, as scikit-learn's are
-        self.classes_ = np.unique(y)
+        self.classes_ = labels
         self._order = [list(self.release_.classes).index(label) for label in self.classes_]
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each of `classes_`, [n, classes]."""
         check_is_fitted(self, "release_")
+        rows = X
         if strings_in(X) is None:
             X = validate_data(self, X, reset=False, ensure_all_finite="allow-nan", accept_sparse=True)
-        return self.release_.predict_proba(X)[:, self._order]
+        return self.release_.predict_proba(rows if hasattr(rows, "columns") else X)[:, self._order]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the most probable class of each row, [n]."""

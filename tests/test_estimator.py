@@ -409,3 +409,118 @@ def test_the_checks_of_scikit_learn_pass_but_for_those_that_noise_forbids():
         )
     assert [check["check_name"] for check in checks if check["status"] == "failed"] == []
     assert sum(check["status"] == "passed" for check in checks) > 40
+
+
+# What programs really have
+
+
+@pytest.mark.parametrize("names", [["none", "mild", "severe"], [-1, 1, 2], ["a|b", "a", "b"]])
+def test_labels_that_would_be_no_classes_are_named_before_anything_is_spent(names):
+    y = np.array(names)[np.arange(569) % 3]
+    with pytest.raises(ValueError, match="call these classes by other words"):
+        PrivateClassifier().fit(X, y)
+    assert not lines()
+
+
+def test_an_estimator_knows_the_names_of_columns():
+    mine, others = (pd.DataFrame(x, columns=[f"c{i}" for i in range(30)]) for x in (X[:400], X[400:]))
+    model = PrivateClassifier(public=(others[others.columns[::-1]], Y[400:]), public_labels="given").fit(mine, Y[:400])
+    assert "c0" in (model.release_.folder / "config.json").read_text()
+    assert model.score(mine, Y[:400]) > 0.85
+    with pytest.raises(ValueError, match="column patient names people"):
+        PrivateClassifier().fit(mine.rename(columns={"c0": "patient"}), Y[:400])
+
+
+def test_images_without_a_person_or_a_label_are_named_as_rows_are():
+    people = (np.arange(len(DIGIT)) // 3).astype(float)
+    people[::5] = np.nan
+    with pytest.raises(UserError, match="name nobody"):
+        pubsel.fit(IMAGES, DIGIT, groups=people, features="scattering")
+    with pytest.raises(UserError, match="differ in how they are written"):
+        pubsel.fit(IMAGES[:90], ["cat", "Cat ", "dog"] * 30, features="scattering")
+    with memory.holding(examples_in(IMAGES // 255, DIGIT)) as (name,):
+        assert "black" in {finding.name for finding in load(Pair(private=name, public=None), "", False).findings}
+
+
+def test_labels_and_people_may_be_a_column():
+    """[n, 1], a table with one column, bytes, masked numbers, and labels of a data set are read as they are meant."""
+    for y in (Y[:, None], pd.DataFrame({"y": Y}), Y):
+        assert examples_in(X, y).frame[LABEL].tolist() == Y.tolist()
+    assert examples_in(X, Y.astype(str)[:, None]).frame[LABEL].tolist() == Y.astype(str).tolist()
+    assert examples_in(X, np.eye(2)[Y]).frame[LABEL].tolist() == Y.tolist()
+    people = [[f"p{i}"] for i in range(569)]
+    assert examples_in(X, Y, people).frame[memory.PERSON].nunique() == 569
+    assert examples_in(TensorDataset(torch.tensor(X), torch.tensor(Y / 2))).frame[LABEL].nunique() == 2
+    assert examples_in([("good", "pos"), ("bad", "neg")]).frame[LABEL].tolist() == ["pos", "neg"]
+    masked = np.ma.MaskedArray(X, mask=np.tile(np.arange(30) == 3, (569, 1)))
+    assert examples_in(masked, Y).frame["3"].isna().all()
+    assert examples_in(torch.tensor(X, requires_grad=True), Y).frame.shape == (569, 31)
+    for groups, why in (("patient", "patient is one value"), ([(1, 2)] * 569, r"\[569, 2\]: give one value")):
+        with pytest.raises(UsageError, match=f"groups: .*{why}"):
+            examples_in(X, Y, groups)
+    with pytest.raises(UsageError, match=r"y: 1 of 569 examples have no label or several"):
+        examples_in(X, np.where(np.arange(569)[:, None] == 4, 1, np.eye(2)[Y]))
+    with pytest.raises(UsageError, match="x has no column sick"):
+        examples_in(pd.DataFrame(X), "sick")
+    with pytest.raises(UsageError, match="two columns are called 1"):
+        examples_in(pd.DataFrame(X[:, :2], columns=[1, "1"]), Y)
+
+
+def test_people_in_bytes_are_as_many_as_they_are():
+    held = examples_in(X, Y, [b"%d" % (i // 2) for i in range(569)])
+    with memory.holding(held) as (name,):
+        assert len(np.unique(load(Pair(private=name, unit=memory.PERSON, public=None), "", False).people)) == 285
+
+
+def test_a_table_of_another_library_keeps_its_names():
+    arrow = pytest.importorskip("pyarrow")
+    frame = pd.DataFrame(X, columns=[f"c{i}" for i in range(30)])
+    model = pubsel.fit(arrow.Table.from_pandas(frame), Y, epsilon=1)
+    backwards = frame[frame.columns[::-1]]
+    assert (model.predict(arrow.Table.from_pandas(backwards)) == model.predict(frame)).all()
+
+
+def test_an_image_is_the_same_for_fit_and_predict(tmp_path):
+    """Arrays with a channel, PIL images with transparency and orientation, paths in an array; 16 bits are refused."""
+    model = pubsel.fit([image[..., None] for image in IMAGES[:200]], DIGIT[:200], features="scattering")
+    answers = model.predict(IMAGES[:20])
+    assert (model.predict([image[..., None] for image in IMAGES[:20]]) == answers).all()
+    paths = []
+    for i in range(20):
+        Image.fromarray(IMAGES[i]).save(tmp_path / f"{i}.png")
+        paths.append(str(tmp_path / f"{i}.png"))
+    for several in (np.array(paths), pd.Series(paths)):
+        assert (model.predict(several) == answers).all()
+    with pytest.raises(UsageError, match=r"\[n, c, h, w\]"):
+        examples_in(torch.from_numpy(IMAGES), DIGIT)
+
+    clear = Image.fromarray(np.zeros((8, 8, 4), dtype=np.uint8), "RGBA")
+    turned = Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8))
+    turned.getexif()[0x0112] = 3
+    x = examples_in([clear, clear], [0, 1]).x
+    assert x.min() == 255
+    assert examples_in([turned, turned], [0, 1]).x[0, 0, 0, 0] == 63
+    with pytest.raises(UsageError, match="more than 8 bits"):
+        examples_in([Image.fromarray(np.zeros((8, 8), dtype=np.uint16))], [0])
+
+
+def test_a_list_of_public_images_is_one_set():
+    pictures = [Image.fromarray(image) for image in IMAGES[:5]]
+    assert memory.are_images(pictures, False)
+    assert memory.are_images(list(IMAGES[:5]), True)
+    assert not memory.are_images([IMAGES[:5], IMAGES[5:9]], True)
+    assert not memory.are_images(list(X[None]), False)
+    pubsel.fit(IMAGES[:200], DIGIT[:200], public=pictures * 10, features="scattering")
+    with pytest.raises(UsageError, match=r"public\[0\]: ndarray of float64"):
+        pubsel.fit(IMAGES[:200], DIGIT[:200], public=IMAGES[:50] / 255, features="scattering")
+    bounds = np.array([np.int64(0), np.int64(4000)])
+    assert pubsel.fit(X, Y, bounds=bounds).record["private_examples"] == 569
+    assert pubsel.fit(X, Y, bounds={"0": np.array([0, 40])}).record["private_examples"] == 569
+
+
+def test_the_same_data_in_memory_and_in_a_file_share_one_budget(tmp_path):
+    frame = pd.DataFrame(X).assign(label=Y)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    pubsel.fit(str(tmp_path / "t.csv"), epsilon=1, budget=1)
+    with pytest.raises(UsageError, match="budget"):
+        pubsel.fit(X, Y, epsilon=1)

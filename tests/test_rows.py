@@ -592,3 +592,153 @@ def test_fields_of_a_table_go_to_json_and_back():
     frame = pd.DataFrame({"a": [1, None], "b": ["X ", "y"], "c": [1.0, 9.0]})
     expected = [[1, 1, 0, 0], [math.nan, 0, 1, 1]]
     np.testing.assert_array_equal(as_rows(frame, fields).numpy(), np.array(expected, dtype="float32"))
+
+
+# What real tables and arrays have
+
+
+def test_bytes_of_a_table_are_words_and_differ_as_they_do(tmp_path):
+    """Spark and others write texts as bytes: patients, labels and words, none of which is an image."""
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"a": np.arange(40.0), "b": np.arange(40.0) % 7})
+    frame["patient"] = [b"p%d" % (i // 4) for i in range(40)]
+    frame["label"] = [b"yes" if i % 8 < 4 else b"no" for i in range(40)]
+    frame["code"] = [bytes([255, i]) for i in range(40)]
+    frame.to_parquet(tmp_path / "t.parquet")
+    rows = vectors.read_rows(tmp_path / "t.parquet", "patient", Read(accept=["words"]))
+    assert (rows.names, len(np.unique(rows.people))) == (("no", "yes"), 10)
+    assert len(np.unique(vectors.read_rows(tmp_path / "t.parquet", "code", Read()).people)) == 40
+
+
+def test_no_row_decides_how_the_others_are_read(tmp_path):
+    """A word among numbers, or among True and False, leaves them what they are; codes with bounds keep their zeros."""
+    bounds = tmp_path / "bounds.json"
+    bounds.write_text(json.dumps({"icd": ["250.10", "250.1", "V45.01"], "smoker": [0, 1]}))
+    frame = pd.DataFrame(
+        {"icd": ["250.10", "250.1"] * 20, "smoker": ["True", "False"] * 20, "label": [0, 0, 1, 1] * 10}
+    )
+    columns_of = []
+    for changes in ({}, {"icd": "V45.01"}, {"smoker": "unsure"}, {"smoker": "1"}):
+        changed = frame.copy()
+        for name, value in changes.items():
+            changed.loc[39, name] = value
+        rows = vectors.read_rows(tmp_path / table(tmp_path / "t.csv", changed), None, Read(bounds=str(bounds)))
+        columns_of.append(rows.columns)
+        expected = torch.tensor([[1.0, 1, 0, 0], [-1, 0, 1, 0]]).repeat(19, 1)
+        assert torch.equal(rows.x[:38], expected)
+        assert ("missing" in {finding.name for finding in rows.findings}) == ("unsure" in changes.values())
+    assert len(set(columns_of)) == 1
+
+
+def test_bounds_of_all_columns_and_public_rows_fit_together(tmp_path):
+    read_of = Read(bounds=[0.0, 100_000.0])
+    mine, others = (table(tmp_path / f"{seed}.csv", people(200, seed)) for seed in (0, 1))
+    task = load(Pair(private=mine, public=others, m=50, read=read_of), "", False)
+    assert task.raw == 0
+    centre, scale, _ = columns.by_public(task.public.x, 0)
+    assert (centre.tolist(), scale.tolist()) == ([0.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.parametrize("value", ["3.1 mm", "3,1", "yes"])
+def test_values_that_are_no_numbers_are_named_wherever_they_are(value, tmp_path):
+    """In new rows, in public tables, and in columns with bounds as in those without."""
+    bounds = tmp_path / "bounds.json"
+    bounds.write_text('{"age": [0, 120]}')
+    new = people(40).astype({"age": object})
+    new.loc[3, "age"] = value
+    fields = (Field("age"), Field("income"))
+    with pytest.raises(UserError, match=f"1 values in columns of numbers are none, such as '{value}'"):
+        vectors.new_rows("new", new, fields)
+    path = tmp_path / table(tmp_path / "t.csv", new)
+    for rows in (
+        vectors.read_rows(path, None, Read(), like=fields),
+        vectors.read_rows(path, None, Read(bounds=str(bounds))),
+    ):
+        (finding,) = [finding for finding in rows.findings if finding.name == "missing"]
+        assert (finding.severity, repr(value) in finding.text) == ("error", True)
+    assert vectors.new_rows("new", new.replace(value, "n/a"), fields)[3].isnan().tolist() == [True, False]
+
+
+def test_dates_with_bounds_are_no_numbers(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = people(40)
+    frame["age"] = pd.Timestamp("2020-01-01")
+    frame.to_parquet(tmp_path / "t.parquet")
+    (tmp_path / "bounds.json").write_text('{"age": [0, 120]}')
+    rows = vectors.read_rows(tmp_path / "t.parquet", None, Read(bounds=str(tmp_path / "bounds.json")))
+    assert "40 values in columns of numbers are none" in rows.findings[0].text
+
+
+def test_rows_with_more_values_than_the_head_are_named_and_empty_ones_ignored(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,label\n" + "1,2,yes,\n3,4,no,\n" * 5)
+    assert torch.equal(vectors.read_rows(path, None, Read()).x[:2], torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    path.write_text("a,b,label\n1,2,yes,\n" + "3,4,5,no\n" * 5)
+    with pytest.raises(UserError, match="line 3 has more values than the head has names"):
+        vectors.read_rows(path, None, Read())
+
+
+def test_a_column_of_pandas_that_numbers_rows_is_no_feature(tmp_path):
+    pytest.importorskip("pyarrow")
+    people(60).query("age > 30").to_parquet(tmp_path / "t.parquet")
+    rows = vectors.read_rows(tmp_path / "t.parquet", None, Read())
+    assert [column.name for column in rows.columns] == ["age", "income", "tiny"]
+
+
+def test_a_word_for_no_label_that_many_rows_have_may_be_a_class(tmp_path):
+    frame = people(40).assign(label=["none", "mild", "severe", "mild"] * 10)
+    path = tmp_path / table(tmp_path / "t.csv", frame)
+    (finding,) = [f for f in vectors.read_rows(path, None, Read()).findings if f.name == "unlabelled"]
+    assert (finding.severity, finding.remedy) == ("error", "if that is a class, call it by another word")
+    frame.loc[frame.label == "none", "label"] = ""
+    (finding,) = [
+        f for f in vectors.read_rows(tmp_path / table(path, frame), None, Read()).findings if f.name == "unlabelled"
+    ]
+    assert finding.severity == "warning"
+
+
+def test_labels_by_columns_are_several_whatever_the_rows_have(tmp_path):
+    """True and False are 1 and 0, and no row decides whether a model answers classes or labels."""
+    frame = people(40).drop(columns="label").assign(fever=[True, False] * 20, cough=[False, True] * 20)
+    for first in (False, True):
+        frame.loc[0, "cough"] = first
+        rows = vectors.read_rows(tmp_path / table(tmp_path / "t.csv", frame), None, Read(label=["fever", "cough"]))
+        assert rows.names == ("cough", "fever")
+        assert rows.y[:2].tolist() == [[float(first), 1.0], [1.0, 0.0]]
+
+
+def test_bounds_come_before_rounding_and_infinite_numbers_are_missing(tmp_path):
+    x = np.stack([5.8e6 + np.arange(40) / 100, np.r_[np.inf, -np.inf, np.zeros(38)]], axis=1)
+    np.savez(tmp_path / "t.npz", x=x, y=np.arange(40) % 2)
+    read_of = Read(bounds=[5.8e6, 5.8e6 + 0.4])
+    rows = vectors.read_rows(tmp_path / "t.npz", None, read_of)
+    assert len(rows.x[:, 0].unique()) == 40
+    assert rows.x[:2, 1].tolist() == [0.0, 0.0]
+    assert torch.equal(vectors.new_rows("new", x, rows.columns), rows.x)
+    scaled = vectors.read_rows(tmp_path / "t.npz", None, Read(scale=Scale.private))
+    assert scaled.x.isnan().sum() == 2
+
+
+def test_new_rows_of_an_array_are_those_of_its_features(tmp_path):
+    x = np.random.RandomState(0).randn(20, 3)
+    np.savez(tmp_path / "t.npz", x=x, x_raw=x, x_ids=np.arange(20), y=np.arange(20))
+    assert vectors.new_rows("new", tmp_path / "t.npz", ()).shape == (20, 3)
+    np.savez(tmp_path / "t.npz", x_train=x, x_test=x[:5])
+    assert vectors.new_rows("new", tmp_path / "t.npz", ()).shape == (25, 3)
+    with pytest.raises(UserError, match="1 of 20 rows have numbers that are missing"):
+        vectors.new_rows("new", np.where(np.arange(60).reshape(20, 3) == 4, np.nan, x), ())
+    (tmp_path / "t.jsonl").write_text("{}")
+    with pytest.raises(UserError, match="give a table, npz or npy file"):
+        vectors.new_rows("new", tmp_path / "t.jsonl", ())
+
+
+@pytest.mark.parametrize("theirs", [["b", "c", "zz"], ["zz", "c", "b"], ["a"], None])
+def test_public_classes_are_those_of_the_same_name_or_none(theirs, tmp_path):
+    """A class that the private set lacks, and rows without labels, are no class of it."""
+    mine = people(90).assign(label=["a", "b", "c"] * 30)
+    others = people(90, 1)
+    others = others.drop(columns="label") if theirs is None else others.assign(label=np.resize(theirs, 90))
+    paths = [table(tmp_path / f"{i}.csv", frame) for i, frame in enumerate((mine, others))]
+    y = load(Pair(private=paths[0], public=paths[1], m=60), "", False).public.y
+    numbers = {"a": 0, "b": 1, "c": 2, "zz": 3}
+    assert set(y.tolist()) == ({3} if theirs is None else {numbers[name] for name in theirs})

@@ -76,7 +76,8 @@ def widened(scaling: Scaling, d: int) -> Scaling:
 
 def by_public(public: Tensor, raw: int) -> Scaling:
     """Return the scaling of columns by public rows [m, d], of which the first `raw` columns have no scale yet."""
-    return widened(scaling_of(counts_in_bins(public[:, :raw])), public.shape[1])
+    none = torch.zeros(0), torch.ones(0), torch.tensor(LIMIT)
+    return widened(scaling_of(counts_in_bins(public[:, :raw])) if raw else none, public.shape[1])
 
 
 def released(raw: int, d: int, mu: float, length: float) -> FirstRelease:

@@ -346,7 +346,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         findings=tuple(findings),
         bits=pair.read.bits,
         content=None if published else digest([table.content.own, table.y.contiguous().numpy(), table.unit]),
-        original=digest([np.unique(table.content.own)]),
+        original=_original(table),
         columns=source.columns,
         raw=source.raw,
         stages=source.stages,
@@ -408,7 +408,12 @@ def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tup
     table, findings = without_copies(whole)
     settle(findings, accept)
     private = side(opened.used.train, table.has(Role.private)[~table.test])[0]
-    return private, findings, digest([np.unique(whole.content.own)])
+    return private, findings, _original(whole)
+
+
+def _original(table: Examples) -> str:
+    """Return a digest of all examples of the private set, in any order, but for a test part that is made up."""
+    return digest([np.unique(table.content.own[~(table.test & table.untested)])])
 
 
 def checked(
@@ -820,7 +825,9 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
             frame, answers = tables.features_in(path, (), unit, read, labelled)
             # rows without a label are left out
             x = held.x if len(frame) == len(held.x) else held.x[torch.tensor(frame.index.to_numpy())]
-            rows = Vectors(x, answers.y, None, answers.classes, answers.names, answers.people)
+            dark = prepared.nearly_black(path.name, int((x <= 1).flatten(1).all(1).sum()), len(x))
+            findings = (*answers.findings, *dark)
+            rows = Vectors(x, answers.y, None, answers.classes, answers.names, answers.people, findings=findings)
         source = _of_rows(name, rows._replace(test=np.zeros(len(rows.y), dtype=bool)))
     return _untested(source) if labelled else source
 
@@ -950,18 +957,24 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
 
 def _as_numbered(chosen: Opened, against: Opened | None) -> Tensor:
     """Return the labels of a user's public examples by the numbers that the classes of their names have in the private
-    set, if all have one there; otherwise numbers as they are, and words in sorted order."""
+    set; if none has one there, numbers as they are, and words in sorted order. Classes that the private set lacks, and
+    examples without labels, have numbers beyond its own, which methods that use public labels refuse."""
     y, of = chosen.used.test.y, chosen.used
     if against is None or y.dim() != 1 or against.used.train.y.dim() != 1 or not is_path(chosen.name):
         return y
     ours = against.used.names or tuple(map(str, range(against.used.classes)))
     theirs = of.names or tuple(map(str, range(of.classes)))
     numbers = {folded(name): number for number, name in enumerate(ours)}
-    if not {folded(name) for name in theirs} <= numbers.keys():
+    known = {folded(name) for name in theirs} & numbers.keys()
+    if theirs == ("0",) != ours:
+        return torch.full_like(y, len(ours))
+    if not known:
         # numbers without a word stay what they are, so that 6 of 10 is no class 1 of 2
         if not all(name.isdecimal() and int(name) < MOST_LABEL for name in theirs):
             return y
         numbers = {folded(name): int(name) for name in theirs}
+    for name in theirs:
+        numbers.setdefault(folded(name), len(numbers))
     return torch.tensor([numbers[folded(name)] for name in theirs], dtype=y.dtype)[y]
 
 

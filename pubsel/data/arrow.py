@@ -7,8 +7,10 @@ of a table are opened as files are (`Inside`).
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.files import gathered, plain, reading
+from pubsel.files import digest, gathered, plain, reading
 from pubsel.messages import UserError, needs_extra
 
 if TYPE_CHECKING:
@@ -30,7 +32,10 @@ PART = "split"  # column of the parts of a folder
 BLOCK = 2**13  # rows at once
 # types of columns of lists, as pyarrow writes them, such as list<element: float>
 OF_NUMBERS = r"(large_|fixed_size_)?list<\w+: (halffloat|float|double|u?int\d+)( not null)?>(\[\d+\])?"
-OF_IMAGES = r"(large_)?binary|struct<(.*, )?bytes: (large_)?binary.*>"  # the latter as `datasets` stores them
+OF_BYTES = r"(large_)?binary(_view)?|fixed_size_binary\[\d+\]"
+OF_IMAGES = r"struct<(.*, )?bytes: (large_)?binary.*>"  # as `datasets` stores them
+IMAGE = re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8|BM|II\*\0|MM\0\*|RIFF.{4}WEBP|P[1-7]\s|.{128}DICM", re.DOTALL)
+FIRST = 64  # values of a column, by most of which it has images or words
 
 
 class Inside(NamedTuple):
@@ -59,8 +64,27 @@ class Inside(NamedTuple):
 def image_columns(table: Path) -> list[str]:
     """Return the columns of a table that have images. UserError if it cannot be read."""
     with _readable(table):
-        schema = _schema(next(iter(_parts(table).values())))
-        return [field.name for field in schema if re.fullmatch(OF_IMAGES, str(field.type))]
+        types = {field.name: str(field.type) for field in _schema(next(iter(_parts(table).values())))}
+        # bytes are words too: many programs write texts without saying so
+        of_bytes = [name for name, kind in types.items() if re.fullmatch(OF_BYTES, kind)]
+        of_images = {name for name in of_bytes if _has_images(table, name)}
+        return [name for name, kind in types.items() if name in of_images or re.fullmatch(OF_IMAGES, kind)]
+
+
+def _has_images(table: Path, column: str) -> bool:
+    """Return whether most of the first values of a column of bytes begin as files of images do."""
+    values = (value for batch in _batches(arrow_files(table), [column], FIRST) for value in batch.column(column))
+    known = (value.as_py() for value in values if value.is_valid)
+    first = [bool(IMAGE.match(value)) for value in itertools.islice(known, FIRST)]
+    return 2 * sum(first) > len(first)
+
+
+def as_word(value: bytes) -> str:
+    """Return bytes of a table as the text that they are in UTF-8; others differ from each other."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"<bytes {digest([value])}>"
 
 
 def images(table: Path, column: str) -> list[Inside]:
@@ -88,7 +112,10 @@ def names(table: Path) -> list[str]:
     """Return the names of a table's columns. UserError if it cannot be read."""
     with _readable(table):
         parts = _parts(table)
-        return [*_schema(next(iter(parts.values()))).names, *([PART] if "" not in parts else [])]
+        columns = [*_schema(next(iter(parts.values()))).names, *([PART] if "" not in parts else [])]
+    if twice := [column for column, count in Counter(columns).items() if count > 1]:
+        raise UserError(f"{table}: two columns are called {twice[0]}: rename one")
+    return columns
 
 
 def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
@@ -103,12 +130,15 @@ def frame(table: Path, as_they_are: Collection[str] = ()) -> pd.DataFrame:
         schema, counts = _schema(files), [sum(len(batch) for batch in _batches(part)) for part in parts.values()]
         if not sum(counts):
             raise UserError(f"{table}: no rows in it")
-        types = {field.name: str(field.type) for field in schema if field.name not in as_they_are}
-        lists = [name for name, kind in types.items() if re.fullmatch(OF_NUMBERS, kind)]
+        types = {field.name: str(field.type) for field in schema}
+        lists = [name for name, kind in types.items() if name not in as_they_are and re.fullmatch(OF_NUMBERS, kind)]
         pictures = image_columns(table)
         others = [name for name in schema.names if name not in (*lists, *pictures)]
         batches = [batch.select(others) for batch in _batches(files, others)]
         whole = pyarrow.Table.from_batches(batches, _schema(files, others)).to_pandas()
+        for name in others:
+            if re.fullmatch(OF_BYTES, types.get(name, "")):
+                whole[name] = whole[name].map(as_word, na_action="ignore")
         for name in pictures:
             whole[name] = [f"row {i + 1}" for i in range(sum(counts))]
         about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {})
@@ -178,8 +208,8 @@ def _schema(files: Sequence[Path], columns: Sequence[str] | None = None) -> pyar
     return schema if columns is None else pyarrow.schema([schema.field(name) for name in columns])
 
 
-def _batches(files: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[pyarrow.RecordBatch]:
-    """Yield files in blocks, of a parquet file some columns alone."""
+def _batches(files: Sequence[Path], columns: Sequence[str] = (), rows: int = BLOCK) -> Iterator[pyarrow.RecordBatch]:
+    """Yield files in blocks, of a parquet file some columns alone, `rows` at once."""
     import pyarrow
     import pyarrow.parquet
 
@@ -189,7 +219,7 @@ def _batches(files: Sequence[Path], columns: Sequence[str] = ()) -> Iterator[pya
                 yield from pyarrow.ipc.open_stream(content)
         else:
             with pyarrow.parquet.ParquetFile(file) as content:
-                yield from content.iter_batches(BLOCK, columns=list(columns))
+                yield from content.iter_batches(rows, columns=list(columns))
 
 
 @contextmanager

@@ -427,15 +427,19 @@ class TableRow(dict[str, str]):
         return f"{self.unit} {self.last - more}"
 
 
-def rows_of(table: Path, columns: Sequence[str], between: str = ",", most: int | None = None) -> list[TableRow]:
+def rows_of(
+    table: Path, columns: Sequence[str], between: str = ",", most: int | None = None, blank: bool = False
+) -> list[TableRow]:
     """Return the rows of a CSV. between: characters that may separate its columns, of which its first line decides;
-    most: the number of rows to read. UserError if it is absent, empty or no CSV, or lacks one of the columns."""
+    most: the number of rows to read; blank: whether rows without a character count. UserError if it is absent, empty or
+    no CSV, or lacks one of the columns."""
+    csv.field_size_limit(2**31 - 1)  # of a text
     try:
         with open_text(table) as file:
             delimiter = delimiter_of(file.readline(), between)
             file.seek(0)
             reader = csv.DictReader(file, restkey=EXTRA, restval="", skipinitialspace=True, delimiter=delimiter)
-            filled = (values for values in reader if "".join(map(str, values.values())).strip())
+            filled = (values for values in reader if blank or "".join(map(str, values.values())).strip())
             rows = [TableRow(values, reader.line_num) for values in islice(filled, most)]
             have = list(reader.fieldnames or [])
     except UnicodeError:

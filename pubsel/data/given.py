@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pubsel.data import folders, images, prepared, tables
+from pubsel.data import folders, images, memory, prepared, tables
 from pubsel.data.arrow import Inside
 from pubsel.data.convert import Shape, to_shape
 from pubsel.data.texts import TextInput, hashed, new_texts, text_of
@@ -55,6 +55,8 @@ def given(images: Any, takes: Takes = IMAGES) -> list[Given]:
     # a path first: a text is a sequence too
     if isinstance(images, str | Path):
         return [at_path(images, takes)]
+    if isinstance(images, np.ndarray) or hasattr(images, "to_list"):  # paths in an array or a column of pandas
+        images = memory.strings_in(images) or images
     if takes.text is not None:
         # texts, unless all of them are paths
         listed = [images[i] for i in range(len(images))] if isinstance(images, Sequence) else []
@@ -83,7 +85,7 @@ def _rows(x: np.ndarray | Tensor) -> Tensor:
     # an array has its channels last and a tensor first, so each says what its dimensions mean
     shape = tuple(x.shape)
     if isinstance(x, np.ndarray):
-        colour = x.ndim in (3, 4) and x.shape[-1] == 3
+        colour = x.ndim in (3, 4) and x.shape[-1] in (1, 3)
         x = torch.from_numpy(np.ascontiguousarray(np.moveaxis(x, -1, -3) if colour else x))
         single = x.dim() == (3 if colour else 2)
         x = x if colour or x.is_floating_point() else x.unsqueeze(-3)  # [c, h, w] or [n, c, h, w]
@@ -130,6 +132,8 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
         listed = [*zip((row[column] for row in rows), tables.images_at(path, rows, column), strict=True)]
         files = [file for _, file in listed if isinstance(file, Path)]
         return Given(len(rows), lambda: iter(listed), lambda: (path, *files))
+    if path.suffix.lower() == ".npy":
+        raise UserError(f"{name}: one array, which is no image file: save it by numpy.savez(FILE, images=...)")
     if path.suffix.lower() != ".npz":
         return Given(1, lambda: iter([(str(name), path)]), lambda: (path,))
 
@@ -166,6 +170,8 @@ def as_input(
     size: Shape = (shape[0], shape[1], shape[2])
 
     # an image is read as training reads it, or its answer would be of another image
+    if isinstance(raw, Image.Image):
+        images.check_bits(raw.mode, "images")
     if isinstance(raw, Path | Inside | Image.Image):
         pixels, span = images.upright(raw, bits) if isinstance(raw, Path | Inside) else images.pixels_of(raw, bits)
         if span is not None and spans is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pubsel.data.arrow import as_columns
 from pubsel.data.findings import first_of
-from pubsel.data.images import MOST, SUFFIXES
+from pubsel.data.images import MOST, SUFFIXES, pixels_of
 from pubsel.files import AT_ONCE, digest, gathered
 from pubsel.messages import UsageError
 
@@ -89,12 +89,15 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
         raise UsageError(f"x: {type(x).__name__} of {first_of(x, 5)}: give one of them, such as x[{next(iter(x))!r}]")
     if has_columns(x):
         x, y = of_columns(x, y)
+    x = in_numpy(x)
     if isinstance(y, str) and y == NO_LABELS:
         y = None
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
         x, y = _of_items(x)
     if isinstance(x, pd.DataFrame):
-        frame, images = _spread(x.rename(columns=str).reset_index(drop=True)), None
+        frame, images = _spread(named_columns("x", x).reset_index(drop=True)), None
+        if isinstance(y, str) and y not in frame:
+            raise UsageError(f"y: x has no column {y}: {first_of(frame, 10)}")
         if isinstance(y, str):
             y, frame = frame[y], frame.drop(columns=y)
     else:
@@ -102,25 +105,67 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     n = len(frame) if images is None else len(images)
     if not n:
         raise UsageError("x: it has no examples")
-    if frame.columns.has_duplicates:
-        raise UsageError(f"x: two columns are called {frame.columns[frame.columns.duplicated()][0]}: rename one")
-    for column, values in ((LABEL, y), (PERSON, groups)):
+    for column, name, values in ((LABEL, "y", y), (PERSON, "groups", groups)):
         if values is None:
             continue
-        values = np.asarray(values)
-        if len(values) != n:
-            raise UsageError(f"{'y' if column == LABEL else 'groups'}: {len(values)} for {n} examples: give one each")
+        values = _one_each(name, values, n)
         if values.ndim == 2:
             names = [f"{LABEL} {i}" for i in range(values.shape[1])]
-            labels = pd.DataFrame(values.astype(np.float64), columns=names)
+            labels = pd.DataFrame(values, columns=names)
             frame = pd.concat([frame, labels if labels.isna().any(axis=None) else labels.astype(np.int64)], axis=1)
         else:
             frame = frame.assign(**{column: values})
     return InMemory(frame, images)
 
 
-def dense(x: Any) -> Any:
-    """Return a sparse matrix as float32 [n, d], mapped if it is large, and anything else as it is."""
+def named_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of pandas, whose columns are called by texts. UsageError, which names `name`, if two have one."""
+    frame = frame.set_axis(list(map(str, frame.columns)), axis=1)
+    if frame.columns.has_duplicates:
+        raise UsageError(f"{name}: two columns are called {frame.columns[frame.columns.duplicated()][0]}: rename one")
+    return frame
+
+
+def _one_each(name: str, values: Any, n: int) -> np.ndarray:
+    """Return labels or people as an array [n], or labels [n, labels] as float64, of which an example may have several.
+    UsageError, which names the argument, if it is neither."""
+    values = np.asarray(in_numpy(values))
+    if values.ndim == 0 or len(values) != n:
+        many = f"{len(values)} for {n} examples" if values.ndim else f"{values} is one value for {n} examples"
+        raise UsageError(f"{name}: {many}: give one each")
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim == 1:
+        return values
+    try:
+        labels = values.astype(np.float64)
+    except (ValueError, TypeError):
+        labels = np.zeros(0)
+    if name == "groups" or labels.ndim != 2:
+        raise UsageError(f"{name}: an array {list(values.shape)}: give one value for each example, [n]")
+
+    # rows of 0 and 1 are classes if nine tenths have a single 1, so that no single one decides what a model answers
+    single = (labels == 1).sum(1) == (labels != 0).sum(1)
+    single &= (labels == 1).sum(1) == 1
+    if single.mean() < MOST:
+        return labels
+    if other := int((~single).sum()):
+        raise UsageError(
+            f"y: {other} of {n} examples have no label or several, and all others have one: give each one label, or "
+            "leave them out"
+        )
+    return labels.argmax(1)
+
+
+def in_numpy(x: Any) -> Any:
+    """Return a sparse matrix as float32 [n, d], mapped if it is large; a masked array with nan where it is masked; a
+    tensor without its graph; a table of another library as one of pandas; and anything else as it is."""
+    if isinstance(x, np.ma.MaskedArray):
+        missing: Any = np.nan if x.dtype.kind in "fiub" else None
+        return np.where(np.ma.getmaskarray(x), missing, x.data)
+    if isinstance(x, Tensor):
+        return x.detach().cpu()
+    if hasattr(x, "to_pandas") and not has_columns(x):
+        return x.to_pandas()
     if not hasattr(x, "toarray"):
         return x
     (n, d), rows = x.shape, x.tocsr()
@@ -187,8 +232,21 @@ def _of_items(data: Any) -> tuple[list[Any], list[Any]]:
         if len(names) == 1 and len(others) == 1:
             return [item[others[0]] for item in items], [item[names[0]] for item in items]
     if items and isinstance(items[0], tuple | list) and len(items[0]) == 2:
-        return [item[0] for item in items], [int(item[1]) for item in items]
+        labels = [item[1].tolist() if isinstance(item[1], Tensor) else item[1] for item in items]
+        return [item[0] for item in items], labels
     raise UsageError("y: none given: give labels, or a data set of pairs of an example and its label")
+
+
+def are_images(each: Sequence[Any], among_images: bool) -> bool:
+    """Return whether each item of a list is one image, so that the list is one set. among_images: whether arrays and
+    tensors are images."""
+
+    def is_one(x: Any) -> bool:
+        shape = tuple(getattr(x, "shape", ()))
+        of_colours = len(shape) == 3 and (isinstance(x, Tensor) or shape[-1] in (1, 3))
+        return isinstance(x, Image.Image) or (among_images and (len(shape) == 2 or of_colours))
+
+    return bool(each) and all(map(is_one, each))
 
 
 def strings_in(x: Any) -> list[str | Path] | None:
@@ -226,24 +284,24 @@ def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
     """Return the table of rows or paths, or images."""
     import pandas as pd
 
-    x = dense(x)
     if (strings := strings_in(x)) is not None:
         return _of_strings(strings), None
     channels_first = isinstance(x, Tensor) and x.dim() == 4
     if isinstance(x, Sequence) and x and isinstance(x[0], Tensor):
         x, channels_first = torch.stack(list(x)), x[0].dim() == 3
     if isinstance(x, Sequence) and x and isinstance(x[0], Image.Image):
-        if len({(image.size, image.mode == "L") for image in x}) > 1:
+        x = [_pixels(image) for image in x]
+        if len({image.shape for image in x}) > 1:
             raise UsageError("x: images of several sizes or colours: resize them, or give the paths of their files")
-        x = [np.asarray(image if image.mode == "L" else image.convert("RGB")) for image in x]
     try:
-        array = x.cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+        array = x.numpy() if isinstance(x, Tensor) else np.asarray(x)
         array = array.astype(np.float64) if array.dtype == object else array
     except (ValueError, TypeError):
         array = np.zeros(0)
     if array.ndim == 2 and array.dtype.kind in "fiub":
         return pd.DataFrame(array, columns=[str(i) for i in range(array.shape[1])]), None
-    if array.dtype == np.uint8 and array.ndim in (3, 4):
+    # a tensor or an image of three dimensions is one image where a model answers
+    if array.dtype == np.uint8 and (array.ndim == 4 or (array.ndim == 3 and isinstance(x, np.ndarray | Sequence))):
         images = torch.from_numpy(np.ascontiguousarray(array))
         if images.dim() == 3:
             images = images[:, None]
@@ -253,5 +311,14 @@ def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
             return pd.DataFrame(index=range(len(images))), images
     raise UsageError(
         f"x: {type(x).__name__} of {array.dtype} {list(array.shape)}: give rows of numbers [n, d], images as uint8 "
-        "[n, h, w] or [n, h, w, 3], PIL images, paths, texts, or a pandas table"
+        "[n, h, w] or [n, h, w, 3], in a tensor [n, c, h, w], PIL images, paths, texts, or a pandas table"
     )
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    """Return a PIL image as a file of it is read, uint8 [h, w, 1 or 3]. UsageError if it has more than 8 bits."""
+    if image.mode.startswith(("I", "F")):
+        remedy = "give the paths of the files, and bits=, or bring values to 0 to 255"
+        raise UsageError(f"x: an image of mode {image.mode}, with more than 8 bits: {remedy}")
+    pixels, channels = pixels_of(image)[0], 1 if image.mode in ("1", "L", "LA") else 3
+    return np.repeat(pixels, channels // pixels.shape[2], axis=2)

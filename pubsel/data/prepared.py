@@ -97,6 +97,12 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
     return Listing(Unread(train.image, labels[0]), Unread(test.image, labels[1]))
 
 
+def nearly_black(name: str, dark: int, n: int) -> tuple[Finding, ...]:
+    """Return a finding if nine tenths of n images have no value over 1."""
+    text = f"{name}: {dark} images have no value but 0 and 1, of 0 to 255"
+    return (Finding("black", WARNING, text, "multiply them by 255"),) if dark >= MOST * n else ()
+
+
 def listed_arrays(path: Path, unit: str | None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet. The validation part is one with the test part,
     as of a folder; without either, a fifth of its units is drawn. Classes are the labels that occur; without labels it
@@ -121,16 +127,14 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
             dark.add(i)
         return x, None
 
-    def of_values() -> tuple[Finding, ...]:
-        text = f"{path.name}: {len(dark)} images have no value but 0 and 1, of 0 to 255"
-        return (Finding("black", WARNING, text, "multiply them by 255"),) if len(dark) >= MOST * len(y) else ()
-
     listed = Listed(
         y,
         test,
         classes=len(names),
         files=(stamp(path),),
-        images=lambda: Images(streams[0].shape, image, of_values, any_order=False),
+        images=lambda: Images(
+            streams[0].shape, image, lambda: nearly_black(path.name, len(dark), len(y)), any_order=False
+        ),
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
         findings=findings,
     )

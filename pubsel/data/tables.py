@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,9 +53,10 @@ NO_LABEL = {*BLANK_WORDS, "?"}  # folded
 UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 BINARY = {"0", "1"}  # folded, in a column for each label
+TRUTH = {"true": "1", "false": "0"}  # folded
 DIGITS = 20  # of a number, from which on it is a word
 NO_FILE = (
-    "<bytes>|<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
+    "<bytes |<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
 )
 JOINED = "label of several columns"
 
@@ -70,9 +72,9 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     inside = images_inside(table)
     path = column_of(table, columns, "path", PATHS, read.path or next(iter(inside), None))
     rows, label, several, about_several = _label_of(table, rows, read.label, {path, unit, read.split})
-    if unit in (path, label) or (unit is not None and unit not in columns):
-        named = f"name the column of {table.name} that says who an image is of" if unit in (path, label) else ""
-        raise UsageError(f"unit={unit}: {named or f'{table.name} has no column {unit}: {first_of(columns, 20)}'}")
+    if unit in (path, label):
+        raise UsageError(f"unit={unit}: name the column of {table.name} that says who an image is of")
+    _check_unit(table, columns, unit)
     side, about_split = _side(table, rows, read.split, {path, label, unit})
     used = {path, label, unit, side, *several}
     findings = [*about_several, *about_split]
@@ -139,7 +141,8 @@ def _answers(
     if unit:
         people, about_people = people_of(table.name, [row[unit] for row in rows])
     findings = (*about_both, *about_words, *about_labels, *about_people)
-    return rows, Answers(_classes(rows, label, words, several), test, tuple(words.names), people, findings)
+    y = _classes(rows, label, words, several, isinstance(read.label, list))
+    return rows, Answers(y, test, tuple(words.names), people, findings)
 
 
 # Tables of numbers
@@ -153,20 +156,25 @@ class Numbers(NamedTuple):
 
 
 def features_in(
-    table: Path, missing: Sequence[str], unit: str | None, read: Read, labelled: bool, texts: str | None = None
+    table: Path,
+    missing: Sequence[str],
+    unit: str | None,
+    read: Read,
+    labelled: bool,
+    texts: str | None = None,
+    of_words: Collection[str] = (),
 ) -> Numbers:
     """Return a table of numbers. missing: the words in place of a number that is not known; labelled: whether it must
-    have a label for each row, otherwise all are of class 0; texts: a column of texts. UserError if it cannot be read or
-    lacks a column."""
+    have a label for each row, otherwise all are of class 0; texts: a column of texts; of_words: columns that are text
+    whatever is in them. UserError if it cannot be read or lacks a column."""
     # what is compared as text keeps its zeros, and pandas finds out which columns are numbers
     columns = names_of(table)
-    if unit is not None and unit not in columns:
-        raise UsageError(f"unit={unit}: {table.name} has no column {unit}: {first_of(columns, 20)}")
+    _check_unit(table, columns, unit)
     given = read.label if isinstance(read.label, list) else [read.label]
     text = {*given, unit, read.split, texts, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {
         *columns
     }
-    frame = _frame(table, columns, missing, text)
+    frame = _frame(table, columns, missing, {*text, *of_words})
     text |= {c for c in frame if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
     rows = _as_texts(frame[[c for c in frame if c in text - {texts}]])
 
@@ -182,12 +190,15 @@ def features_in(
     frame = frame.iloc[[row.last - 1 for row in rows]]
     used = {label, unit, side, *several}
     answers = answers._replace(findings=(*findings, *about_split, *answers.findings))
-    return Numbers(frame[[c for c in frame if c not in used]], answers)
+    features = frame[[c for c in frame if c not in used]]
+    as_text = [c for c in features if c in text and c not in of_words]
+    return Numbers(features.assign(**{c: features[c].mask(features[c].isin(missing)) for c in as_text}), answers)
 
 
-def numbers_in(table: Path, missing: Sequence[str]) -> pd.DataFrame:
-    """Return a table with numbers as numbers. missing: the words in place of one that is not known."""
-    return _frame(table, names_of(table), missing, ())
+def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
+    """Return a table with numbers as numbers. missing: the words in place of one that is not known; text: columns that
+    are text."""
+    return _frame(table, names_of(table), missing, text)
 
 
 def is_table(path: Path) -> bool:
@@ -220,9 +231,25 @@ def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Co
     with reading(table, "not a readable table", (OSError, ValueError)), open_text(table) as file:
         between = delimiter_of(file.readline(), DELIMITERS)
         file.seek(0)
-        how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "index_col": False, "low_memory": False}
-        how |= {"dtype": dict.fromkeys(text, str), "na_values": list(missing), "keep_default_na": False}
-        return pd.read_csv(file, **how)
+        how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "low_memory": False}
+        # a word such as none may be a class, or a word with bounds
+        numbers = {name: list(missing) for name in columns if name not in text}
+        how |= {"dtype": dict.fromkeys(text, str), "na_values": numbers, "keep_default_na": False}
+        frame = pd.read_csv(file, **how)
+        # pandas takes the first column for names of rows if rows have more values than the head: they must be empty
+        if not isinstance(frame.index, pd.RangeIndex):
+            rows_of(table, (), DELIMITERS)
+            file.seek(0)
+            frame = pd.read_csv(file, **how, index_col=False, usecols=range(len(columns)))
+        return frame
+
+
+def _check_unit(table: Path, columns: Sequence[str], unit: str | None) -> None:
+    """Raise UsageError if the column that names people is absent, or has images."""
+    if unit is not None and unit not in columns:
+        raise UsageError(f"unit={unit}: {table.name} has no column {unit}: {first_of(columns, 20)}")
+    if unit in images_inside(table):
+        raise UsageError(f"unit={unit}: this column of {table.name} has images: name one that says whose each row is")
 
 
 def _check_names(table: Path, rows: Rows, path: str) -> None:
@@ -236,11 +263,14 @@ def _check_names(table: Path, rows: Rows, path: str) -> None:
         raise UserError(f"{table}: {empty[0].place} has no path")
 
 
-def rows_in(table: Path) -> Rows:
-    """Return the rows of a table, all values as text. UserError if it cannot be read."""
+def rows_in(table: Path, blank: bool = False) -> Rows:
+    """Return the rows of a table, all values as text. blank: whether those of a CSV without a character count.
+    UserError if it cannot be read."""
     if (held := memory.of_memory(table)) is not None:
         return _as_texts(held.frame)
-    return _as_texts(arrow.frame(table, names_of(table))) if of_arrow(table) else rows_of(table, (), DELIMITERS)
+    if of_arrow(table):
+        return _as_texts(arrow.frame(table, names_of(table)))
+    return rows_of(table, (), DELIMITERS, blank=blank)
 
 
 def _as_texts(frame: pd.DataFrame) -> Rows:
@@ -255,8 +285,10 @@ def _text(value: object) -> str:
 
     if isinstance(value, list | tuple | np.ndarray):
         return BETWEEN.join(map(_text, value))
-    if isinstance(value, bytes | dict):
-        return f"<{type(value).__name__}>"  # an image, perhaps, and no name of a file
+    if isinstance(value, bytes):
+        return arrow.as_word(value)
+    if isinstance(value, dict):
+        return "<dict>"  # an image, perhaps, and no name of a file
     return "" if pd.isna(value) else str(value)
 
 
@@ -374,13 +406,16 @@ def _label_of(
             if any(folded(row[label]) not in NO_LABEL for row in rows):
                 return rows, label, [], ()
             return _of_one_class(rows, f"{table.name}: no row has a label in column {label}")
-        values = {column: [folded(row[column]) for row in rows] for column in others}
+        words = {column: [folded(row[column]) for row in rows] for column in others}
+        values = {column: [TRUTH.get(word, word) for word in words[column]] for column in others}
         binary = [c for c in others if set(values[c]) <= BINARY | UNLABELLED and not _may_be_split(c, set(values[c]))]
         ones = [[value == "1" for value in values[column]] for column in binary]
         if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
             return _of_one_class(rows, f"{table.name}: no column label: it has {first_of(rows[0], 20)}")
         columns = binary
 
+    for row in rows:
+        row.update({column: TRUTH.get(folded(row[column]), row[column]) for column in columns})
     values = pd.DataFrame(rows)[columns].map(folded)
     many = (values == "1").sum(axis=1).to_numpy()
     findings = [Finding("columns", NOTE, f"{table.name}: labels by the columns {first_of(columns, 10)}")]
@@ -477,15 +512,18 @@ def _labelled(table: Path, rows: Rows, label: str, words: Words) -> tuple[Rows, 
     known = [row for row in rows if is_known(row)]
     if len(known) == len(rows):
         return rows, []
-    others = first_of(row[label] or "nothing" for row in rows if not is_known(row))
-    text = f"{table.name}: {len(rows) - len(known)} of {len(rows)} rows have no label ({others}) and are left out"
-    return known, [Finding("unlabelled", WARNING, text)]
+    others = Counter(row[label] for row in rows if not is_known(row))
+    named = first_of(word or "nothing" for word in others)
+    text = f"{table.name}: {len(rows) - len(known)} of {len(rows)} rows have no label ({named}) and are left out"
+    if max((count for word, count in others.items() if word.strip()), default=0) < (1 - MOST) * len(rows):
+        return known, [Finding("unlabelled", WARNING, text)]
+    return known, [Finding("unlabelled", ERROR, text, "if that is a class, call it by another word")]
 
 
-def _classes(rows: Rows, label: str, words: Words, several: list[str]) -> torch.Tensor:
+def _classes(rows: Rows, label: str, words: Words, several: list[str], explicit: bool) -> torch.Tensor:
     """Return the labels, int64 [n], or float32 [n, labels] of 0/1 if an image has several; NaN where the column of a
-    label is neither."""
-    if not any(BETWEEN in row[label] for row in rows):
+    label is neither. explicit: their owner says that an example may have several."""
+    if not explicit and not any(BETWEEN in row[label] for row in rows):
         return torch.tensor([words.numbers[row[label]] for row in rows], dtype=torch.int64)
     y = torch.zeros(len(rows), len(words.names))
     for i, row in enumerate(rows):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import tables
+from pubsel.data import memory, tables
 from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
 from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, hidden, same_words
@@ -239,10 +239,11 @@ def new_texts(name: str, given: Any, takes: TextInput) -> list[tuple[str, str | 
     if isinstance(given, Path):
         if not tables.is_table(given):
             raise UserError(f"{name}: {KINDS}")
-        given, name = pd.DataFrame(tables.rows_in(given)), f"{name}/"
+        given, name = pd.DataFrame(tables.rows_in(given, blank=True)), f"{name}/"
     else:
         name = ""
     if isinstance(given, pd.DataFrame):
+        given = memory.named_columns("texts", given)
         column = column_of_texts(list(given), Read(text=takes.column))
         if column is None:
             raise UserError(f"{name or 'texts'}: no column {takes.column or NAMES[0]}: it has {first_of(given, 10)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import tables
+from pubsel.data import memory, tables
 from pubsel.data.embeddings import BLOCK, open_embeddings
 from pubsel.data.examples import drawn, each_row, folded, in_hash_order, people_of
 from pubsel.data.findings import ERROR, NOTE, Finding, first_of
@@ -38,10 +38,12 @@ FEATURES = ("x", "features", "embeddings", "data", "vectors")
 LABELS = ("y", "labels", "label", "target", "targets")
 LABEL_FILES = ("labels.npy", "label.npy", "y.npy", "targets.npy")
 INDEX = {"", "index", "id", "row", "row_id", "rowid", "row_number"}  # names of columns that number the rows
+NUMBERED = r"unnamed:|__index_level_\d+__$"  # how pandas names them in files
 MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL", "None", "none", "<NA>", "#N/A"]
 PERSON = re.compile(
     r"(patient|subject|person|participant|user|customer|client|member|mrn|ssn)s?([ _-]?(id|no|nr|number))?"
 )
+TRUTH = {"true": 1, "false": 0}
 LARGEST = float(np.finfo(np.float32).max)  # of the numbers that are read
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 
@@ -63,11 +65,9 @@ class Field(NamedTuple):
 
     def read(self, values: pd.Series[Any]) -> np.ndarray:
         """Return the number of each row, float32 [n], from the values of the column; NaN: it has none."""
-        import pandas as pd
-
         if self.word is not None:
             return values.map(_as_word).eq(folded(self.word)).to_numpy(np.float32)
-        numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64)
+        numbers = numbers_of(values)
         numbers = np.where(np.isfinite(numbers), numbers, np.nan)
         if self.missing:
             return np.isnan(numbers).astype(np.float32)
@@ -85,6 +85,29 @@ class Field(NamedTuple):
     def of(cls, facts: Mapping[str, Any]) -> Self:
         """Return the column that `facts` returned."""
         return cls(**facts)
+
+
+def numbers_of(values: pd.Series[Any]) -> np.ndarray:
+    """Return the values of a column as numbers, float64 [n], each by itself, so that no row decides how others are
+    read; NaN: it is none. True is 1, and a date is no number."""
+    import pandas as pd
+
+    if values.dtype.kind in "mM":
+        return np.full(len(values), np.nan)
+    if values.dtype.kind not in "fiub":
+        values = values.map(lambda value: TRUTH.get(str(value).strip().lower(), value))
+    return pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+
+
+def not_numbers(frame: pd.DataFrame, columns: Sequence[Field]) -> str:
+    """Return a sentence on the values in columns of numbers that are neither numbers nor missing, "" if there are
+    none."""
+    wrong = list[str]()
+    for name in dict.fromkeys(column.name for column in columns if column.word is None):
+        if frame[name].dtype.kind not in "fiub":
+            values = frame[name].dropna()
+            wrong += [str(value) for value in values[np.isnan(numbers_of(values))] if str(value).strip() not in MISSING]
+    return f"{len(wrong)} values in columns of numbers are none, such as {first_of(map(repr, wrong))}" if wrong else ""
 
 
 def _as_word(value: Any) -> str:
@@ -230,12 +253,11 @@ def _of_npy(path: Path) -> Vectors:
 
 
 def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:
-    """Return an array as float32 [n, d]. UserError if it is none of rows."""
+    """Return an array [n, d], in a type of torch. UserError if it is none of rows."""
     if array.ndim != 2 or array.dtype.kind not in "fiub" or 0 in array.shape:
         images = "write images by numpy.savez as train_images, train_labels, test_images and test_labels, uint8"
         raise UserError(f"{path}: {name} is {array.dtype} {list(array.shape)}, not rows of numbers [n, d]: {images}")
-    x = mapped(array if array.dtype.kind != "u" else array.astype(np.float32))  # of which torch has 8 bits only
-    return x if x.dtype == torch.float32 else gathered((part.float() for part in in_parts(x, BLOCK)), len(x))
+    return mapped(array if array.dtype.kind in "fi" else array.astype(np.float64))
 
 
 def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
@@ -254,17 +276,23 @@ def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
 def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
     """Return rows of an array with what their owner says about their scale. Numbers that are missing are zero in
     features; UserError if a row has none at all."""
-    d, parts = rows.x.shape[1], in_parts(rows.x, BLOCK)
+    n, d = rows.x.shape
+    # an infinite number is a missing one, as in a table; bounds are applied before anything is rounded
+    exact = (part.double() for part in in_parts(rows.x, BLOCK))
+    parts = (part.where(part.abs() <= LARGEST, torch.nan) for part in exact)
     if read.bounds is not None:
         if isinstance(read.bounds, str):
             raise UsageError(f"bounds={read.bounds}: of an array: give [least,most] of all its numbers")
         least, most = read.bounds
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
-        scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0) for x in parts)
-        return rows._replace(x=gathered(scaled, len(rows.x)), columns=columns, raw=0)
+        scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts)
+        return rows._replace(x=gathered(scaled, n), columns=columns, raw=0)
     if read.scale == Scale.private:
-        return rows._replace(columns=tuple(Field(str(i)) for i in range(d)), raw=d)
-    bad = sum(int((~x.isfinite()).any(1).sum()) for x in parts)
+        x = gathered((part.float() for part in parts), n)
+        return rows._replace(x=x, columns=tuple(Field(str(i)) for i in range(d)), raw=d)
+    if rows.x.dtype != torch.float32:
+        rows = rows._replace(x=gathered((part.float() for part in in_parts(rows.x, BLOCK)), n))
+    bad = sum(int((~x.isfinite()).any(1).sum()) for x in in_parts(rows.x, BLOCK))
     if not bad:
         return rows
     text = f"{path.name}: {bad} of {len(rows.x)} rows have numbers that are missing or infinite"
@@ -278,7 +306,10 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
 
 def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], labelled: bool) -> Vectors:
     """Return the rows of a table of numbers."""
-    frame, answers = tables.features_in(table, MISSING, unit, read, labelled)
+    bounds = _bounds(read.bounds) if isinstance(read.bounds, str) else {}
+    of_words = {name for name, values in bounds.items() if isinstance(values[0], str)}
+    of_words |= {column.name for column in like if column.word is not None}
+    frame, answers = tables.features_in(table, MISSING, unit, read, labelled, of_words=of_words)
     findings = list(answers.findings)
     if not len(frame):
         raise UserError(f"{table}: no row has a label")
@@ -288,8 +319,11 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
         absent = [column.name for column in columns if column.name not in frame]
         if absent:
             raise UserError(f"{table}: no column {absent[0]}, which the private table has: add it")
+        if text := not_numbers(frame, columns):
+            remedy = "correct them; accepted, they are missing"
+            findings.append(Finding("missing", ERROR, f"{table.name}: {text}", remedy))
     else:
-        columns, more = _columns_of(table, frame, read)
+        columns, more = _columns_of(table, frame, read, bounds)
         findings += more
     x = as_rows(frame, columns)
     raw: int | None = sum(column.raw for column in columns)
@@ -312,35 +346,47 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
     import pandas as pd
 
     if isinstance(given, Path):
-        given = _new_at(given)
+        given = _new_at(given, {column.name for column in columns if column.word is not None})
     names = list(dict.fromkeys(column.name for column in columns))
     if not isinstance(given, pd.DataFrame):
         try:
-            x = np.asarray(given, dtype=np.float32)
+            x = np.asarray(given, dtype=np.float64 if columns else np.float32)
         except (ValueError, TypeError):
             raise UserError(f"{name}: no rows of numbers, which this model was trained on") from None
         x = x[None] if x.ndim == 1 else x
         if x.ndim != 2:
             raise UserError(f"{name}: {list(x.shape)}: this model was trained on rows of numbers: give them as [n, d]")
         if not columns:
-            return torch.from_numpy(x)
+            return _known(name, torch.from_numpy(x))
         numbers = [str(i) for i in range(x.shape[1])]
         if set(names) != set(numbers):
             raise UserError(f"{name}: this model takes a table with the columns {first_of(names, 10)}: give one")
         given = pd.DataFrame(x, columns=numbers)
     if not columns:
-        return torch.from_numpy(given.to_numpy(np.float32))
-    given = given.rename(columns=str)
+        return _known(name, torch.from_numpy(given.to_numpy(np.float32)))
+    given = memory.named_columns(name, given)
     if absent := [column for column in names if column not in given]:
         raise UserError(f"{name}: no column {absent[0]}, which this model was trained on: it has {first_of(given, 10)}")
+    # an answer of a row that was misread would look like any other
+    if text := not_numbers(given, columns):
+        raise UserError(f"{name}: {text}: correct them, or leave them empty if they are not known")
     return as_rows(given, columns)
 
 
-def _new_at(path: Path) -> pd.DataFrame | np.ndarray | Tensor:
-    """Return the rows of a path, whose labels are not read."""
+def _known(name: str, x: Tensor) -> Tensor:
+    """Return features. UserError if some are missing or infinite."""
+    if bad := int((~x.isfinite()).any(1).sum()):
+        raise UserError(f"{name}: {bad} of {len(x)} rows have numbers that are missing or infinite: correct them")
+    return x
+
+
+def _new_at(path: Path, of_words: Collection[str]) -> pd.DataFrame | np.ndarray | Tensor:
+    """Return the rows of a path, whose labels are not read. of_words: columns of a table that are text."""
     suffix = path.suffix.lower()
     if tables.is_table(path):
-        return tables.numbers_in(path, MISSING)
+        return tables.numbers_in(path, MISSING, of_words)
+    if not path.is_dir() and suffix not in (".npy", ".npz"):
+        raise UserError(f"{path}: has no rows of numbers, which this model takes: give a table, npz or npy file")
     if path.is_dir():
         shards = open_embeddings(str(path))
         return gathered((block.float() for block in shards.blocks()), shards.n)
@@ -348,19 +394,22 @@ def _new_at(path: Path) -> pd.DataFrame | np.ndarray | Tensor:
         if suffix == ".npy":
             array = npy_map(plain(path))
             return _numbers(path, path.name, array) if array.ndim == 2 else array
-        names = [name for name in names_in(path) if any(word in name.lower().split("_") for word in FEATURES)]
-        if suffix != ".npz" or not names:
-            raise UserError(f"{path}: has no rows of numbers, which this model takes: give a table, npz or npy file")
+        # of one name for features, all parts
+        parts = {*TRAIN, *VALIDATION, *TEST}
+        plain_names = {name: [part for part in name.lower().split("_") if part not in parts] for name in names_in(path)}
+        ways = ([name for name, of in plain_names.items() if of == [word]] for word in FEATURES)
+        names = next(filter(None, ways), None)
+        if names is None:
+            raise UserError(f"{path}: has no rows of numbers, which this model takes: call the array x")
         return np.concatenate([*arrays_of(path, names).values()])
 
 
-def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[Field, ...], list[Finding]]:
+def _columns_of(
+    table: Path, features: pd.DataFrame, read: Read, bounds: dict[str, list[Any]]
+) -> tuple[tuple[Field, ...], list[Finding]]:
     """Return the columns of a private table: those without bounds, those with bounds, words, and those that say that a
-    number is missing; and findings."""
-    import pandas as pd
-
+    number is missing; and findings. bounds: by column."""
     of_all = None if isinstance(read.bounds, str) else read.bounds
-    bounds = _bounds(read.bounds) if isinstance(read.bounds, str) else {}
     if unknown := [name for name in bounds if name not in features]:
         raise UsageError(f"bounds={read.bounds}: {table.name} has no column {unknown[0]}: {first_of(features, 20)}")
     left, findings = left_out(table, features, bounds)
@@ -369,7 +418,7 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
     # words need a public list: one that is made of private values would be a release of them
     words, wrong = _words_in(features[[name for name in features if name not in bounds]], of_all is None)
     if of_all is not None:
-        bounds = {name: of_all for name in features if name not in words}
+        bounds = {name: list(of_all) for name in features if name not in words}
     if wrong:
         text = f"{table.name}: {len(wrong)} values in columns of numbers are none, or too large"
         text += f", such as {first_of(map(repr, wrong))}"
@@ -392,14 +441,16 @@ def _columns_of(table: Path, features: pd.DataFrame, read: Read) -> tuple[tuple[
         if given is not None and all(isinstance(value, str) for value in given):
             of_words += [Field(name, word=word) for word in given]
             continue
-        numbers = pd.to_numeric(features[name], errors="coerce")
+        numbers = numbers_of(features[name])
         if given is not None:
             bounded.append(Field(name, least=float(given[0]), most=float(given[1])))
         else:
             raw.append(Field(name))
-        if np.isfinite(numbers.to_numpy(np.float64)).mean() <= 1 - OFTEN:
+        if np.isfinite(numbers).mean() <= 1 - OFTEN:
             absent.append(Field(name, missing=True))
     columns = (*raw, *bounded, *of_words, *absent)
+    if of_all is None and (text := not_numbers(features, bounded)):
+        findings.append(Finding("missing", ERROR, f"{table.name}: {text}", "correct them; accepted, they are missing"))
     if not columns:
         raise UserError(
             f"{table}: no column of numbers: it has {first_of(features, 20)}: give text=COLUMN, if one is of texts"
@@ -416,7 +467,7 @@ def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> 
     numbered = [
         name
         for name, plain_name in names.items()
-        if (plain_name in INDEX or plain_name.startswith("unnamed:")) and name not in bounds
+        if (plain_name in INDEX or re.match(NUMBERED, plain_name)) and name not in bounds
     ]
     people = [name for name, plain_name in names.items() if PERSON.fullmatch(plain_name) and name not in bounds]
     findings = list[Finding]()
@@ -432,8 +483,6 @@ def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> 
 def _words_in(features: pd.DataFrame, unbounded: bool) -> tuple[list[str], list[str]]:
     """Return the columns of which more than a tenth are words, or which are dates, and the words, and unbounded numbers
     too large, in columns of numbers: no single value decides what a column is."""
-    import pandas as pd
-
     columns, words = list[str](), list[str]()
     for name in features:
         kind, values = features[name].dtype.kind, features[name]
@@ -442,7 +491,7 @@ def _words_in(features: pd.DataFrame, unbounded: bool) -> tuple[list[str], list[
             words += map(str, values[np.isfinite(values) & (values.abs() > LARGEST)] if large else ())
             continue
         values = values.dropna()
-        other = values[pd.to_numeric(values, errors="coerce").isna()]
+        other = values[np.isnan(numbers_of(values))]
         if len(other) > OFTEN * len(values) or kind in "mM":  # dates
             columns.append(name)
         else:

@@ -282,8 +282,8 @@ def _versions(table: Table) -> list[str]:
     lines, runs = [], table.records()
     if earlier := sum(bool(outdated(record)) for record in runs):
         lines.append(
-            f"Of {len(runs)} runs, {earlier} are of an earlier version of their method, or of what decides numbers: this "
-            "program does not repeat them."
+            f"Of {len(runs)} runs, {earlier} are of an earlier version of their method, or of what decides numbers: "
+            "this program does not repeat them."
         )
 
     commits = Counter(
