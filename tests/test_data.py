@@ -830,7 +830,7 @@ def test_flat_folder_is_public_data(tmp_path):
     images(tmp_path / "photographs", 10)
     task = load(pair("digits", tmp_path / "photographs", m=9), ".", False)
     assert task.public.x.shape == (9, 1, 8, 8)
-    assert (task.public.y == 0).all()
+    assert (task.public.y == task.classes).all()
     assert any("shuffled by content" in note for note in task.notes)
 
 

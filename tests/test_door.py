@@ -895,7 +895,7 @@ def test_public_sets_need_no_labels(tmp_path, kind):
         (tmp_path / "b" / "b.csv").write_text("\n".join([head, *rows]))
     public = tmp_path / "b" / ("" if kind == "flat" else "b.csv")
     task = with_public(private, public, 60)
-    assert (len(task.public.y), set(task.public.y.tolist())) == (60, {0})
+    assert (len(task.public.y), set(task.public.y.tolist())) == (60, {task.classes})  # no class of the private set
     if kind != "flat":  # as private data they are refused
         refused(r"b.csv: no (row has a label in )?column label.*give pair.read.label=COLUMN", public)
         assert main(["data", "check", str(public)]) == 1
@@ -1052,7 +1052,7 @@ def test_arrays_that_are_not_clear_are_refused(tmp_path, names, layout, label, m
 def test_public_arrays_need_no_labels(tmp_path):
     private = folder(tmp_path / "private", n=60)
     np.savez(tmp_path / "a.npz", images=(X[100:160].reshape(-1, 8, 8) * 15).astype(np.uint8))
-    assert with_public(private, tmp_path / "a.npz", 60).public.y.tolist() == [0] * 60
+    assert with_public(private, tmp_path / "a.npz", 60).public.y.tolist() == [2] * 60
 
 
 def test_people_of_arrays_without_parts(tmp_path):

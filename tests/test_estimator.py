@@ -438,7 +438,7 @@ def test_images_without_a_person_or_a_label_are_named_as_rows_are():
         pubsel.fit(IMAGES, DIGIT, groups=people, features="scattering")
     with pytest.raises(UserError, match="differ in how they are written"):
         pubsel.fit(IMAGES[:90], ["cat", "Cat ", "dog"] * 30, features="scattering")
-    with memory.holding(examples_in(IMAGES // 255, DIGIT)) as (name,):
+    with memory.holding(examples_in(IMAGES // 128, DIGIT)) as (name,):
         assert "black" in {finding.name for finding in load(Pair(private=name, public=None), "", False).findings}
 
 
@@ -469,7 +469,7 @@ def test_labels_and_people_may_be_a_column():
 def test_people_in_bytes_are_as_many_as_they_are():
     held = examples_in(X, Y, [b"%d" % (i // 2) for i in range(569)])
     with memory.holding(held) as (name,):
-        assert len(np.unique(load(Pair(private=name, unit=memory.PERSON, public=None), "", False).people)) == 285
+        assert len(load(Pair(private=name, unit=memory.PERSON, public=None), "", False).people) == 285
 
 
 def test_a_table_of_another_library_keeps_its_names():

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import combinations
+from itertools import combinations, count
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -965,16 +965,19 @@ def _as_numbered(chosen: Opened, against: Opened | None) -> Tensor:
     ours = against.used.names or tuple(map(str, range(against.used.classes)))
     theirs = of.names or tuple(map(str, range(of.classes)))
     numbers = {folded(name): number for number, name in enumerate(ours)}
-    known = {folded(name) for name in theirs} & numbers.keys()
     if theirs == ("0",) != ours:
         return torch.full_like(y, len(ours))
-    if not known:
-        # numbers without a word stay what they are, so that 6 of 10 is no class 1 of 2
-        if not all(name.isdecimal() and int(name) < MOST_LABEL for name in theirs):
+    are_numbers = [all(name.isdecimal() and int(name) < MOST_LABEL for name in names) for names in (ours, theirs)]
+    if not {folded(name) for name in theirs} & numbers.keys() and not all(are_numbers):
+        if not are_numbers[1]:
             return y
+        # numbers without a word stay what they are, so that 6 of 10 is no class 1 of 2
         numbers = {folded(name): int(name) for name in theirs}
+    beyond = {name for name in theirs if name.isdecimal() and len(ours) <= int(name) < MOST_LABEL}
+    free = (number for number in count(len(ours)) if str(number) not in beyond)
     for name in theirs:
-        numbers.setdefault(folded(name), len(numbers))
+        if folded(name) not in numbers:
+            numbers[folded(name)] = int(name) if name in beyond else next(free)
     return torch.tensor([numbers[folded(name)] for name in theirs], dtype=y.dtype)[y]
 
 

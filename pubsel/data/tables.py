@@ -515,7 +515,8 @@ def _labelled(table: Path, rows: Rows, label: str, words: Words) -> tuple[Rows, 
     others = Counter(row[label] for row in rows if not is_known(row))
     named = first_of(word or "nothing" for word in others)
     text = f"{table.name}: {len(rows) - len(known)} of {len(rows)} rows have no label ({named}) and are left out"
-    if max((count for word, count in others.items() if word.strip()), default=0) < (1 - MOST) * len(rows):
+    rarest = min(Counter(row[label] for row in known).values(), default=0)
+    if max((count for word, count in others.items() if word.strip()), default=0) < max(rarest, 2):
         return known, [Finding("unlabelled", WARNING, text)]
     return known, [Finding("unlabelled", ERROR, text, "if that is a class, call it by another word")]
 
