@@ -19,6 +19,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
+from pubsel import rank
 from pubsel.cli import main
 from pubsel.commands.predict import batches
 from pubsel.data import examples, findings, load, open_dataset
@@ -969,6 +970,32 @@ def test_a_ranking_takes_public_tables_without_labels(tmp_path, capsys):
     words = [f"private={private}", f"public=[{tmp_path / 'b' / 'b.csv'}]", "path=scan", "label=finding", "model=linear"]
     words += ["distance.m=50", "distance.initialisations=1", f"results={tmp_path / 'results'}", "threads=1"]
     assert main(["rank", *words]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [("rank",), ("rank", "epsilon_select=1"), ("attack", "gsd_white_box", "trials=2", "known=[5]")]
+)
+def test_a_flat_folder_can_be_compared(tmp_path, capsys, words):
+    for name, first in (("a", 0), ("b", 100)):
+        (tmp_path / name).mkdir()
+        for i in range(first, first + 100):
+            picture(i).save(tmp_path / name / f"{i}.png")
+    words = [*words, f"private={tmp_path / 'a'}", f"public=[{tmp_path / 'b'}]", "distance=gsd", "distance.m=20"]
+    words += ["model=linear", "distance.initialisations=1", f"results={tmp_path / 'results'}", "threads=1"]
+    assert main(words) == 0, capsys.readouterr().err
+
+
+def test_a_ranking_matches_columns_by_name(tmp_path):
+    frame = pd.DataFrame(X[:200, 20:28] * np.logspace(0, 3, 8), columns=list("abcdefgh"))
+    frame.assign(label=Y[:200] % 2).to_csv(tmp_path / "a.csv", index=False)
+    public = (X[200:400, 20:28] * np.logspace(0, 3, 8)).round(3)
+    frame = pd.DataFrame(public, columns=list("abcdefgh"))
+    frame.to_csv(tmp_path / "b.csv", index=False)
+    frame.assign(more=frame["a"] + 1)[[*"hgfe", "more", *"abcd"]].to_csv(tmp_path / "c.csv", index=False)
+    words = ["model=rows", "distance=frechet", "distance.m=100", "threads=1"]
+    public = [str(tmp_path / name) for name in ("b.csv", "c.csv")]
+    first, second = rank(str(tmp_path / "a.csv"), public, *words, results=tmp_path / "results")["values"].values()
+    assert first == second
 
 
 def test_public_sets_that_take_all_private_images_are_named(tmp_path):
