@@ -244,11 +244,10 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     mu = accountant.gaussian_mu(epsilon, budget.delta) if math.isfinite(epsilon) else math.inf
     m = 0 if public is None else len(public.x)
     n, d = task.units, private.x.shape[1]
-    known = task.same_task, task.same_classes
     features = None if public is None else public.x
     balanced = task.metric == Metric.balanced_accuracy.name
     images = len(task.shape) != 1
-    facts = Facts(n, d, m, task.classes, several, mu, *known, task.raw, images, features, task.stages, balanced)
+    facts = Facts(n, d, m, task.classes, several, mu, task.same_task, task.raw, images, features, task.stages, balanced)
     return algorithm.derived(facts._replace(names=task.names))
 
 

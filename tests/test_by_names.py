@@ -81,7 +81,7 @@ def test_public_examples_get_the_class_of_the_nearest_name(clip):
     assert (algorithm.offsets, algorithm.values(30)["public_labels"], algorithm.deviation) == (C, True, NOISE)
     assert clip == [(NAMES, "RN50", "openai")]
     frozen = algorithm.frozen(task.public, D, secret)
-    labelled = build("whitened_head", public_labels="given").derived(algorithm.facts._replace(same_classes=True))
+    labelled = build("whitened_head", public_labels="given").derived(algorithm.facts)
     torch.testing.assert_close(frozen.weight, labelled.frozen(Split(task.public.x, want), D, secret).weight)
 
     # features of earlier layers come last, and are no part of the embedding

@@ -262,6 +262,7 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
         (["algorithm=dp_sgd_clip1", "training=head", "privacy.noise_multiplier=1"], "one step already costs more than"),
         (["algorithm=pillar", "training=head", "algorithm.k=40"], "algorithm.k=40 is more than the 36 features"),
         (["algorithm=dope_sgd", "pair.candidates=[same.npz,foreign.npz]"], "needs public labels of the private task"),
+        (["algorithm.public_labels=given", "pair.candidates=[same.npz,foreign.npz]"], "needs public labels of the"),
         (["algorithm.k=5"], "algorithm.k=5: directions are of public data"),
         (["epsilon=1e6"], "epsilon=1000000.0: so large that it hardly protects"),
         (["pair.candidates=[[same.npz,other.npz]]"], "pair.m=null: of several combined sets: give a number"),

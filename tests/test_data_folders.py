@@ -88,6 +88,29 @@ def test_class_folders_that_lie_deeper_say_where(tmp_path):
     assert counts(tmp_path / "photos" / "dogs")[2] == 2
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("outer", "inner", "remedy"),
+    [
+        (["cat", "dog"], ["p1", "p2", "p3"], "if each inner folder, such as p1, is of a person, set unit=folder"),
+        (["p1", "p2", "p3"], ["cat", "dog"], r"if cat, dog are classes, make them <class>/<person>/\* and set"),
+        (["cat", "dog", "owl"], ["Train", "test"], r"make them train/<class>/\* and test/<class>/\*$"),
+        (["cat", "dog"], ["p1/day1", "p2/day1"], r"move them up, to <class>/\*, or those of people to"),
+    ],
+)
+def test_people_are_not_taken_for_classes(tmp_path, outer, inner, remedy):
+    for name in outer:
+        classes(tmp_path / name, 2, inner)
+    not_opened(str(tmp_path), "", rf"lie deeper than <class>/\*, such as {outer[0]}/{inner[0]}/00.png: {remedy}")
+
+
+def test_a_folder_with_the_name_of_an_image_is_none(tmp_path):
+    images(classes(tmp_path) / "a" / "x.png", 1)
+    (tmp_path / "y.png").mkdir()
+    n_train, n_test, n_classes, _ = counts(tmp_path)
+    assert (n_train + n_test, n_classes) == (12, 2)
+
+
 # pubsel data check
 
 

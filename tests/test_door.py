@@ -19,6 +19,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
+from pubsel import rank
 from pubsel.cli import main
 from pubsel.commands.predict import batches
 from pubsel.data import examples, findings, load, open_dataset
@@ -443,6 +444,15 @@ def test_twelve_bits_in_sixteen_ask_how_many_they_are(tmp_path):
     assert (as_input(file, (1, 8, 8), 12)[0].numpy() == np.floor(values * 255 / 4095 + 0.5)).all()
 
 
+def tiff(file, pixels, photometric):
+    """A TIFF of 16 bits, [h, w] or [h, w, 3], which Pillow does not write in colour, or with white as the lowest."""
+    (height, width), channels = pixels.shape[:2], 1 if pixels.ndim == 2 else 3
+    tags = {256: width, 257: height, 258: 16, 259: 1, 262: photometric, 273: 8 + 2 + 9 * 12 + 4, 277: channels}
+    tags |= {278: height, 279: pixels.nbytes}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    file.write_bytes(b"II*\0" + struct.pack("<IH", 8, 9) + entries + bytes(4) + pixels.tobytes())
+
+
 def dicom(file, values, patient="P1", interpretation="MONOCHROME2", **tags):
     """A DICOM file of 12 bits in 16."""
     meta = FileMetaDataset()
@@ -481,6 +491,41 @@ def test_dicom_is_read_as_it_is_shown(tmp_path):
     (tmp_path / "e.dcm").write_bytes(b"no DICOM at all")
     with pytest.raises(UserError, match=r"e.dcm: not a readable image"):
         as_input(tmp_path / "e.dcm", (1, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"WindowCenter": None, "WindowWidth": ""},
+        {"WindowCenter": 2048},
+        {"WindowCenter": 100, "WindowWidth": 0},
+        {"RescaleSlope": None, "RescaleIntercept": None},
+        {"RescaleSlope": 2, "RescaleIntercept": ""},
+        {"NumberOfFrames": None, "VOILUTFunction": "", "VOILUTSequence": [], "ModalityLUTSequence": []},
+        {"RescaleSlope": -1, "RescaleIntercept": 4095},
+        {"RescaleSlope": -1, "RescaleIntercept": 4095, "WindowCenter": 2048, "WindowWidth": 4096},
+    ],
+)
+def test_an_element_of_dicom_without_a_value_is_none(tmp_path, tags):
+    values = np.arange(64).reshape(8, 8) * 65
+    dicom(tmp_path / "a.dcm", values, **tags)
+    shown = 4095 - values if tags.get("RescaleSlope") == -1 else values
+    assert (as_input(tmp_path / "a.dcm", (1, 8, 8))[0].numpy() == np.round(shown / 4095 * 255)).all()
+
+
+@pytest.mark.parametrize("window", [{}, {"WindowCenter": None, "WindowWidth": None}])
+@pytest.mark.parametrize(("signed", "least"), [(0, 0), (1, 0), (1, -1024)])
+def test_the_bits_that_are_advised_for_dicom_cut_nothing_off(tmp_path, window, signed, least):
+    def save(i, file):
+        values, tags = least + X[i].reshape(8, 8) * 255, {"BitsStored": 16, "HighBit": 15, **window}
+        dicom(file.with_suffix(".dcm"), values, PixelRepresentation=signed, **tags)
+
+    path = folder(tmp_path / "f", save=save)
+    refused(r"use less than a sixteenth .* set pair.read.bits=12", path)
+    task = task_of(path, bits=12)
+    assert len(task.private.x.unique()) == 17
+    assert "bits" not in named(task)
+    assert "have values of more than 10 bits, which are cut off" in named(task_of(path, bits=10))["bits"].text
 
 
 def test_people_of_dicom_files_are_their_patients(tmp_path):
@@ -744,18 +789,33 @@ def test_the_size_of_a_turned_image_is_that_of_its_pixels(tmp_path, suffix):
     assert "sizes" not in named(task)
 
 
-def test_colours_of_16_bits_are_refused(tmp_path):
+@pytest.mark.parametrize("suffix", ["png", "tif", "ppm"])
+def test_colours_of_16_bits_are_refused(tmp_path, suffix):
+    def save(i, file):  # two by two pixels, 12 bits in 16
+        pixels = np.arange(i, i + 12).astype("<u2").reshape(2, 2, 3)
+        if suffix == "tif":
+            return tiff(file.with_suffix(".tif"), pixels, 2)
+        if suffix == "ppm":
+            return file.with_suffix(".ppm").write_bytes(b"P6 2 2 65535\n" + pixels.astype(">u2").tobytes())
 
-    def save(i, file):  # a PNG of two by two pixels, 12 bits in 16
         def chunk(kind, data):
             return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
         head = struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)
         lines = b"".join(b"\0" + struct.pack(">6H", *range(i, i + 6)) for _ in range(2))
         body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-        file.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+        return file.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
 
     refused(r"100 colour images have 16 bits a channel.*accept=\[bits\]", folder(tmp_path / "f", save=save))
+
+
+@pytest.mark.parametrize("bits", [None, 12])
+def test_a_tiff_whose_lowest_value_is_white_is_turned(tmp_path, bits):
+    values = np.arange(64).astype("<u2").reshape(8, 8) * 64
+    for photometric in (0, 1):
+        tiff(tmp_path / f"{photometric}.tif", values, photometric)
+    white, black = (as_input(tmp_path / f"{i}.tif", (1, 8, 8), bits).numpy() for i in (0, 1))
+    assert (white == 255 - black).all()
 
 
 def test_a_class_without_a_training_image_is_an_error(tmp_path):
@@ -910,6 +970,32 @@ def test_a_ranking_takes_public_tables_without_labels(tmp_path, capsys):
     words = [f"private={private}", f"public=[{tmp_path / 'b' / 'b.csv'}]", "path=scan", "label=finding", "model=linear"]
     words += ["distance.m=50", "distance.initialisations=1", f"results={tmp_path / 'results'}", "threads=1"]
     assert main(["rank", *words]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [("rank",), ("rank", "epsilon_select=1"), ("attack", "gsd_white_box", "trials=2", "known=[5]")]
+)
+def test_a_flat_folder_can_be_compared(tmp_path, capsys, words):
+    for name, first in (("a", 0), ("b", 100)):
+        (tmp_path / name).mkdir()
+        for i in range(first, first + 100):
+            picture(i).save(tmp_path / name / f"{i}.png")
+    words = [*words, f"private={tmp_path / 'a'}", f"public=[{tmp_path / 'b'}]", "distance=gsd", "distance.m=20"]
+    words += ["model=linear", "distance.initialisations=1", f"results={tmp_path / 'results'}", "threads=1"]
+    assert main(words) == 0, capsys.readouterr().err
+
+
+def test_a_ranking_matches_columns_by_name(tmp_path):
+    frame = pd.DataFrame(X[:200, 20:28] * np.logspace(0, 3, 8), columns=list("abcdefgh"))
+    frame.assign(label=Y[:200] % 2).to_csv(tmp_path / "a.csv", index=False)
+    public = (X[200:400, 20:28] * np.logspace(0, 3, 8)).round(3)
+    frame = pd.DataFrame(public, columns=list("abcdefgh"))
+    frame.to_csv(tmp_path / "b.csv", index=False)
+    frame.assign(more=frame["a"] + 1)[[*"hgfe", "more", *"abcd"]].to_csv(tmp_path / "c.csv", index=False)
+    words = ["model=rows", "distance=frechet", "distance.m=100", "threads=1"]
+    public = [str(tmp_path / name) for name in ("b.csv", "c.csv")]
+    first, second = rank(str(tmp_path / "a.csv"), public, *words, results=tmp_path / "results")["values"].values()
+    assert first == second
 
 
 def test_public_sets_that_take_all_private_images_are_named(tmp_path):

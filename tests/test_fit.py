@@ -47,6 +47,13 @@ def draw(folder, kind, n, first=0, people=0):
         Image.fromarray(image.astype(np.uint8)).save(path)
 
 
+def several(table, folder):
+    """A table of the images of a folder, with several labels each."""
+    files = sorted(Path(folder).rglob("*.png"))
+    rows = [f"{path},{('A|B', 'A', 'B', 'C|A')[i % 4]}" for i, path in enumerate(files)]
+    table.write_text("\n".join(["path,label", *rows]))
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     home = tmp_path_factory.mktemp("fit")
@@ -57,6 +64,7 @@ def home(tmp_path_factory):
     draw(home / "people", 0, 600, people=2)
     (home / "release").mkdir()
     draw(home / "few", 0, 10, first=8000)
+    several(home / "several.csv", home / "other")
     (home / "link").symlink_to("mine")
     (home / "flat").mkdir()
     for path in sorted((home / "same" / "cat").iterdir()):
@@ -242,6 +250,14 @@ def test_without_a_public_set_that_is_alike_it_goes_on_and_says_so(capsys, tmp_p
     assert record["privacy"]["epsilon"] == pytest.approx(4, abs=0.01)
 
 
+def test_several_labels_are_released_and_measured(capsys, tmp_path):
+    several(tmp_path / "several.csv", Path("mine").resolve())
+    words = ("public=null", f"results={tmp_path}/results", f"to={tmp_path}/to")
+    lines, _ = fitted(capsys, *words, private=f"{tmp_path}/several.csv")
+    assert lines[-1].startswith("  Use it: pubsel predict")
+    assert only_record(tmp_path / "results")["metric"] == "auc"
+
+
 def test_people_are_protected_and_measured(capsys, tmp_path):
     words = ("unit=folder", f"results={tmp_path}/r", f"to={tmp_path}/release")
     lines, told = fitted(capsys, *words, private="./people")
@@ -311,6 +327,14 @@ SPELLED = ("./mine", "./mine/", "mine/../mine/.", "./link", "~/mine", "~/link/ca
         (["keep=maybe"], "keep: "),
         (["held_out=0.001"], " private examples would be held out; on one side are no examples: take another share"),
         (["public=[./few]"], "public=[./few]: 10 images are too few: give 20 or more"),
+        (
+            ["public=[./same,./several.csv]", "public_labels=given"],
+            "public=[./several.csv]: public_labels=given needs public",
+        ),
+        (
+            ["public=null", "pool=[./same]", "public_labels=given"],
+            "public_labels=given: examples of a pool have labels",
+        ),
         (["private=./flat"], "private=./flat: one class only"),
         (["delta=0.1"], "delta=0.1 is above 1/n = 0.002"),
         (["delta=0.1", "dry=true"], "pubsel: delta=0.1 is above 1/n = 0.002"),

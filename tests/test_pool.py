@@ -371,6 +371,8 @@ def test_a_finished_run_is_found_again_with_the_examples_that_it_drew(folder, ca
         (["pair.pool=[mixed.npz]", "pair.pool_m=39"], "pair.pool: 39 examples are too few for a pool: give 40"),
         (["pair.m=19"], "pair.m=19: too few to see whether they are of the private kind: give 20 or more"),
         (["privacy.delta=0.5"], "privacy.delta=0.5 is above 1/n"),
+        (["algorithm.public_labels=given"], "algorithm.public_labels=given needs public labels of the private task"),
+        (["algorithm=dope_sgd"], "algorithm=dope_sgd needs public labels of the private task"),
         (["pair.pool=[nothing.npz]"], "nothing.npz: no such file"),
     ],
 )

@@ -129,8 +129,9 @@ def test_only_labels_of_the_private_task_count():
 @pytest.mark.parametrize("y", [torch.full((40,), 2), torch.zeros(40, 2)])
 def test_labels_of_another_task_are_refused(y):
     algorithm = build("whitened_head", k=5, public_labels="given").derived(Facts(n=100, d=30, m=40))
+    model = at_zero(30, 2)
     with pytest.raises(UsageError, match=r"algorithm\.public_labels=given needs public labels of the private task"):
-        algorithm.frozen(Split(features(40), y), 30, secret)
+        algorithm.check(View(model, LinearGradients(model), Split(features(40), y), 2, False, secret))
 
 
 # What it starts from

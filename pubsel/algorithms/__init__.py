@@ -97,6 +97,9 @@ class View(NamedTuple):
         return public
 
 
+LABEL_IT = "set pair.take=train with the private data as pair.public, or take another algorithm"
+
+
 def check_labels(y: Tensor, classes: int, multi_label: bool, same_classes: bool, what: str) -> None:
     """Raise UsageError, which names `what`, if public labels y, [m] or [m, labels], are not of the private task."""
     # the labels say how many classes they have at least
@@ -106,8 +109,7 @@ def check_labels(y: Tensor, classes: int, multi_label: bool, same_classes: bool,
     other = not same_classes or (y.dim() == 2) != multi_label
     if other or columns > classes or (multi_label and columns < classes):
         raise UsageError(
-            f"{what} needs public labels of the private task; those of pair.public are of another: "
-            "set pair.take=train with the private data as pair.public, or take another algorithm"
+            f"{what} needs public labels of the private task; those of pair.public are of another: {LABEL_IT}"
         )
 
 
@@ -257,7 +259,6 @@ class Facts(NamedTuple):
     multi_label: bool = False
     mu: float = 1.0  # sensitivity over deviation of the Gaussian mechanism that spends epsilon and delta; inf: no noise
     same_task: bool = False  # labels of the public data are those of the private task: both are of one data set
-    same_classes: bool = True  # no public set is known to have other classes
     raw: int | None = None  # of a table: how many columns, the first ones, have no known scale; None: features
     images: bool = True  # features are of images
     public: Tensor | None = None  # the public features, [m, d]

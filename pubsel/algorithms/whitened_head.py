@@ -331,6 +331,11 @@ class WhitenedHead(Clipping):
         d, names = facts.d - facts.stages, self.class_names or facts.names
         return (public[:, :d] @ zero_shot(facts.classes, d, names, self.text_model, self.text_weights, 1.0).T).argmax(1)
 
+    def check(self, view: View) -> None:
+        if self.labelled and view.public is not None and not len(self.named_classes):
+            what = f"algorithm.public_labels={self.public_labels.name}"
+            check_labels(view.public.y, view.classes, view.multi_label, view.same_classes, what)
+
     def values(self, steps: int) -> dict[str, Any]:
         """Return what follows from the task, for the record."""
         rate = self.rate(self.facts.n, steps)
@@ -452,9 +457,6 @@ class WhitenedHead(Clipping):
             raise UsageError(f"algorithm.k={self.k} is more than the {d} features: lower algorithm.k")
         if len(self.named_classes):
             public = Split(public.x, self.named_classes)
-        elif self.labelled:
-            what = f"algorithm.public_labels={self.public_labels.name}"
-            check_labels(public.y, facts.classes, facts.multi_label, facts.same_classes, what)
         if self.labelled:
             weights = None if facts.multi_label else class_weights(public.y)
         scaling = self.scaling(public.x)

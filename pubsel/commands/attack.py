@@ -229,8 +229,8 @@ def gsd_rows(settings: AttackConfig, name: str, device: torch.device) -> list[di
         if settings.attack == Attack.gsd_black_box:
             features = membership.black_box(build(0), members, others)
         else:
-            classes = max(2, task.classes)
-            seen = membership.white_box(distance, build, members, others, candidates, classes, settings.targets, key)
+            sets = build, members, others, candidates, task.classes
+            seen = membership.white_box(distance, *sets, settings.targets, key)
             features = seen.features()
             replaced.append(seen.replaced)
 
@@ -259,9 +259,11 @@ def _attacked_data(settings: AttackConfig, m: int) -> tuple[Task, dict[str, Spli
             f"distance.m={m}: the attack needs as many other images, {settings.private} has {len(source.train.x)} "
             "training images in all: lower distance.m"
         )
-    task = Task(source.train, None, source.test, *source[2:6], source.notes)
+    classes = max(2, source.classes)  # as in `open_candidates`
+    task = Task(source.train, None, source.test, classes, *source[3:6], source.notes)
 
-    candidates, read = {}, data.Reader(settings.data_root, settings.download, keep=settings.keep)
+    read = data.Reader(settings.data_root, settings.download, keep=settings.keep, columns=source.columns)
+    candidates = {}
     for public in settings.public if settings.attack == Attack.gsd_white_box else []:
         candidates["+".join(public_sets(public))], _ = data.public_examples(
             public, m, source.train, read, settings.convert, settings.private

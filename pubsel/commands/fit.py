@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel import records
+from pubsel.algorithms import LABEL_IT, check_labels
 from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
@@ -225,6 +226,9 @@ def _sides(task: Task) -> tuple[int, int, int]:
 def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
     """Return each public set by its name. task: the private images without any."""
     many, key = dict[str, Public](), "pool" if settings.pool else "public"
+    labelled = settings.public_labels == PublicLabels.given
+    if settings.pool and labelled:
+        raise UsageError("public_labels=given: examples of a pool have labels of other tasks: leave it out")
     for name in settings.public or settings.pool or []:
         if not isinstance(name, str):
             raise UsageError(f"public=[{name}]: give each set by itself")
@@ -245,7 +249,11 @@ def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
             if m < coverage.FEWEST:
                 raise UsageError(f"public=[{name}]: {m} {source.kind} are too few: give {coverage.FEWEST} or more")
         # images that are public too leave, if this set is chosen
-        sides = _sides(planned(settings, name)) if key == "public" else _sides(task)
+        paired = planned(settings, name) if key == "public" else task
+        if labelled and paired.public is not None:
+            what, several = f"public=[{name}]: public_labels=given", task.private.y.dim() == 2
+            check_labels(paired.public.y, task.classes, several, paired.same_classes, what)
+        sides = _sides(paired)
         many[name] = Public(m, source.names, sides if sides != _sides(task) else None)
     return many
 
@@ -364,7 +372,7 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
             f"{100 * record['utility']:.1f} %{interval}{training.on_test_text(record, 1) or '.'} "
             "This is not private, and not in the folder."
         ]
-    hardly = [about["hardly_answered"] for about in (record.get("quality"), record.get("on_test")) if about]
+    hardly = [about.get("hardly_answered") for about in (record.get("quality"), record.get("on_test")) if about]
     if record["metric"] == "accuracy" and any(hardly):
         lines += ["  To train for rare classes too, which is another release: metric=balanced_accuracy"]
     lines += [
@@ -374,7 +382,8 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
     return "\n".join(lines)
 
 
-KEYS = {"pair.read.": ""} | {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
+KEYS = {LABEL_IT: "give other public data, or leave public_labels out", "pair.read.": ""}
+KEYS |= {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
 KEYS |= {"pair.validation": "held_out", "privacy.measure=true": "held_out"}
 KEYS |= {"model.backbone.architecture": "features", "model.backbone.checkpoint": "checkpoint"}
 KEYS |= {"algorithm.public_labels": "public_labels", "give algorithm.class_names=[A,B,...]": "give names as labels"}

@@ -127,7 +127,7 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
             public,
             distance_of(settings).m,
             private,
-            read._replace(public=True, few=True),
+            read._replace(public=True, few=True, columns=images.columns),
             settings.convert,
             settings.private,
             images,
@@ -137,7 +137,8 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
         notes += remarks
 
     # the task has no public data: candidates are measured one by one
-    kinds = (source.classes, source.metric, source.mean, source.std)
+    # a flat folder has one class; networks and random labels need two
+    kinds = (max(2, source.classes), source.metric, source.mean, source.std)
     task = Task(
         private, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights, original=original
     )
@@ -202,8 +203,8 @@ def _rank(
 
     # the rest of the time is that of the private side
     measuring = time.perf_counter()
-    classes, key = max(2, task.classes), f"rank {settings.seed}"
-    values = measure(build, task.private, candidates, classes, key=key, report=report)
+    key = f"rank {settings.seed}"
+    values = measure(build, task.private, candidates, task.classes, key=key, report=report)
     seconds = time.perf_counter() - measuring
     seconds_private = (seconds - sum(taken)) / distance.initialisations
 

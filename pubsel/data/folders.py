@@ -237,10 +237,23 @@ def _check_places(folder: Path, places: Layout, people: bool) -> None:
         if parts := [finding for finding in places.findings if finding.name == "split"]:
             raise UserError(parts[0].line())
         first = deeper[0].relative_to(folder).as_posix()
-        raise UserError(
-            f"{folder}: its {len(deeper)} images lie deeper than <class>/*, such as {first}: give "
-            f"{deeper[0].parent.parent}, or move them up; if each folder is of a person, set unit=folder"
-        )
+        what = f"its {len(deeper)} images lie deeper than <class>/*, such as {first}"
+        raise UserError(f"{folder}: {what}: {_moved(places.train, deeper)}")
+
+
+def _moved(train: Path, deeper: Sequence[Path]) -> str:
+    """Return what to do with images that lie deeper than <class>/*. As people's names are no secret where they are
+    taken for classes, unit=folder is advised only where the outer folders may be the classes."""
+    outer, inner = {path.parent.parent for path in deeper}, sorted({path.parent.name for path in deeper})
+    if len(outer) == 1:
+        return f"give {deeper[0].parent.parent}, or move them up"
+    if any(top.parent != train for top in outer):
+        return "move them up, to <class>/*, or those of people to <class>/<person>/* with unit=folder"
+    if any(name.lower() in PARTS for name in inner):
+        return "make them train/<class>/* and test/<class>/*"
+    if len(inner) < len(outer):
+        return f"if {first_of(inner)} are classes, make them <class>/<person>/* and set unit=folder"
+    return f"if each inner folder, such as {deeper[0].parent.name}, is of a person, set unit=folder; or move them up"
 
 
 def same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
@@ -315,7 +328,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _is_image(path: Path) -> bool:
     """Return whether a file has the name of an image, or has another name and is DICOM; hidden files are none."""
-    return not hidden(path.name) and (os.path.splitext(path.name)[1].lower() in SUFFIXES or is_dicom(path))
+    named = os.path.splitext(path.name)[1].lower() in SUFFIXES and not path.is_dir()
+    return not hidden(path.name) and (named or is_dicom(path))
 
 
 def _has_images_of(folder: Path, people: bool) -> bool:

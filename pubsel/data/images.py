@@ -47,7 +47,7 @@ SIDES = (32, 64, 128, 256)  # of images of several sizes, before a backbone scal
 NARROW = 2**12  # values of 16-bit images that span less are probably of fewer bits
 ORIENTATION = 0x0112  # of EXIF
 TURNED = (5, 6, 7, 8)  # orientations that exchange height and width
-BIT_DEPTH = 24  # its place in a PNG file
+BITS_PER_SAMPLE, WHITE_OR_BLACK = 258, 262  # tags of TIFF; of the second, 0: the lowest value is white
 WIDE, VALUES, FRAMES = "pubsel_wide", "pubsel_values", "pubsel_frames"  # what `dicom` and `_image` add to an image
 
 
@@ -123,13 +123,7 @@ def alike(source: Path, paths: Sequence[Path | Inside], read: Read, shape: Shape
         if flat:
             text = f"{source.name}: {len(flat)} images have a single value, such as all black: {min(flat)}"
             result.append(Finding("black", WARNING, text))
-        narrow = sum(high - low < NARROW for low, high in spans.values())
-        if spans and read.bits is None and narrow >= MOST * len(spans):
-            bits = max(high for _, high in spans.values()).bit_length()
-            bits = max(8, bits + bits % 2)  # as sensors have them: 10, 12 or 14
-            text = f"{source.name}: {narrow} of {len(spans)} 16-bit images use less than a sixteenth of the range"
-            result.append(Finding("bits", ERROR, text, f"set bits={bits}, as many as their values have"))
-        return tuple(result)
+        return (*result, *_of_values(source, list(spans.values()), read.bits))
 
     return Images(shape, image, findings, again)
 
@@ -185,6 +179,20 @@ def _of_heads(source: Path, heads: Sequence[Head], shape: Shape) -> Iterable[Fin
         yield Finding("bits", ERROR, text, "if they use fewer, convert them to 8 bits")
 
 
+def _of_values(source: Path, spans: Sequence[tuple[int, int]], bits: int | None) -> Iterable[Finding]:
+    """Yield the findings on the lowest and highest values of 16-bit images. bits: that their owner says they have."""
+    counts = [max(high, ~low).bit_length() for low, high in spans]  # without sign
+    most = max([8, *counts])
+    most += most % 2  # as sensors have them: 10, 12 or 14
+    narrow = sum(high - low < NARROW for low, high in spans)
+    if spans and bits is None and narrow >= MOST * len(spans):
+        text = f"{source.name}: {narrow} of {len(spans)} 16-bit images use less than a sixteenth of the range"
+        yield Finding("bits", ERROR, text, f"set bits={most}, as many as their values have")
+    if beyond := sum(count > (bits or 16) for count in counts):
+        text = f"{source.name}: {beyond} of {len(spans)} images have values of more than {bits} bits, which are cut off"
+        yield Finding("bits", WARNING, text, f"if they count, set bits={most}")
+
+
 def upright(path: Path | Inside, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
     """Return a user's image file as uint8 [height, width, 1 or 3], upright and on white, and of 16-bit values the
     lowest and the highest. bits: of such a value; None: 16. Unreadable if it is absent or no image."""
@@ -195,7 +203,7 @@ def upright(path: Path | Inside, bits: int | None = None) -> tuple[np.ndarray, t
 
 def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
     """Return an image as `upright` does."""
-    spans = image.info.get(VALUES)
+    spans, white_is_zero = image.info.get(VALUES), _tag(image, WHITE_OR_BLACK) == 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's words about tags that contradict each other
         image = ImageOps.exif_transpose(image)
@@ -203,6 +211,7 @@ def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, 
         values = np.asarray(image)
         spans = int(values.min()), int(values.max())
         image = eight_bits(image, bits)
+        image = ImageOps.invert(image) if white_is_zero else image  # Pillow does so for 8 bits alone
 
     # what shows through is white
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
@@ -215,6 +224,11 @@ def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, 
         grey = _is_grey(image)
     decoded = np.array(image.convert("L" if grey else "RGB"))
     return decoded.reshape(*decoded.shape[:2], -1), spans
+
+
+def _tag(image: Image.Image, tag: int) -> Any:
+    """Return the value of a tag of a TIFF; None if there is none."""
+    return getattr(image, "tag_v2", {}).get(tag)
 
 
 def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
@@ -286,11 +300,11 @@ def _image(path: Path | zipfile.Path | Inside, bits: int | None = None) -> Itera
                 image = dicom(file, bits) if is_dicom(path) else Image.open(file)
                 if image.format == "PPM" and image.mode == "I":  # 16 bits, as Pillow reads a PGM
                     image = Image.fromarray(np.asarray(image).astype(np.uint16))
-            if image.format == "PNG" and image.mode not in SIXTEEN:
-                place = file.tell()
-                file.seek(BIT_DEPTH)
-                image.info.update({WIDE: True} if file.read(1) == bytes([16]) else {})
-                file.seek(place)
+            # how Pillow decodes a PNG, and the highest value of a PPM; its pieces of a TIFF do not always say
+            how, bits_of = str([tile.args for tile in getattr(image, "tile", ())[:1]]), _tag(image, BITS_PER_SAMPLE)
+            wide = {"PNG": ";16" in how, "PPM": "65535" in how, "TIFF": 16 in np.ravel(bits_of)}
+            if wide.get(image.format or "") and image.mode not in SIXTEEN:
+                image.info[WIDE] = True
             with image:
                 yield image
     except CORRUPT as error:
@@ -324,6 +338,7 @@ def dicom(file: IO[bytes], bits: int | None = None) -> Image.Image:
         if syntax is not None and syntax.is_encapsulated and not pydicom.pixels.get_decoder(syntax).is_available:
             packages = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg"
             raise UserError(f"{file.name}: compressed as {syntax.name}, and no decoder is installed: {packages}")
+        _drop_empty(image)
         frames, processing = int(image.get("NumberOfFrames", 1)), pydicom.pixels.processing
         pixels = image.pixel_array[0] if frames > 1 else image.pixel_array
         info: dict[str, Any] = {FRAMES: frames}
@@ -335,7 +350,8 @@ def dicom(file: IO[bytes], bits: int | None = None) -> Image.Image:
 
         values = processing.apply_voi_lut(processing.apply_modality_lut(pixels, image), image).astype(np.float64)
         low, high = _black_and_white(image, bits)
-        if "WindowCenter" not in image and not LOOKED_UP & set(image.dir()) and int(image.get("BitsStored", 16)) == 16:
+        whole = bits is not None or int(image.get("BitsStored", 16)) == 16
+        if whole and "WindowCenter" not in image and not LOOKED_UP & set(image.dir()):
             info[VALUES] = int(pixels.min()), int(pixels.max())
         values = ((values - low) / (high - low)).clip(0, 1)
         if image.PhotometricInterpretation == "MONOCHROME1":
@@ -365,6 +381,20 @@ def _pydicom(name: str) -> Any:
 
 
 LOOKED_UP = {"VOILUTSequence", "ModalityLUTSequence"}  # tables of a DICOM image
+WINDOW = ("WindowCenter", "WindowWidth")
+OPTIONAL = [(name,) for name in ("NumberOfFrames", "VOILUTFunction", *sorted(LOOKED_UP))]
+OPTIONAL += [WINDOW, ("RescaleSlope", "RescaleIntercept")]  # which count only together
+
+
+def _drop_empty(image: Any) -> None:
+    """Delete elements of a DICOM image that have no value, as anonymisers leave them, and a window of no width."""
+    least = 1 if image.get("VOILUTFunction") in (None, "", "LINEAR") else np.nextafter(0, 1)  # as DICOM has it
+    for names in OPTIONAL:
+        values = [image.get(name) for name in names]
+        absent = any(value in (None, "", []) for value in values)
+        if absent or (names == WINDOW and np.ravel(values[1])[0] < least):
+            for name in filter(image.__contains__, names):
+                delattr(image, name)
 
 
 def _black_and_white(image: Any, bits: int | None) -> tuple[float, float]:
@@ -375,12 +405,12 @@ def _black_and_white(image: Any, bits: int | None) -> tuple[float, float]:
         if name in image:
             return 0.0, 2.0 ** int(image[name].value[0].LUTDescriptor[2]) - 1
     stored = int(image.get("BitsStored", 16))
-    stored = min(stored, bits) if bits and "WindowCenter" not in image else stored
-    signed = int(image.get("PixelRepresentation", 0)) == 1
+    signed, window = int(image.get("PixelRepresentation", 0)) == 1, "WindowCenter" in image
+    stored = min(stored, bits + signed) if bits and not window else stored  # `bits` are those of a value without sign
     low, high = (-(2.0 ** (stored - 1)), 2.0 ** (stored - 1) - 1) if signed else (0.0, 2.0**stored - 1)
     slope, intercept = float(image.get("RescaleSlope", 1)), float(image.get("RescaleIntercept", 0))
-    ends = sorted((low * slope + intercept, high * slope + intercept))
-    return ends[0], ends[1]
+    ends = low * slope + intercept, high * slope + intercept
+    return ends if window else (min(ends), max(ends))  # pydicom's window goes from the first end to the second
 
 
 def dicom_tag(path: Path, tag: str) -> str:

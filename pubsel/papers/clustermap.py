@@ -36,11 +36,11 @@ def matrix(settings: RankConfig) -> pandas.DataFrame:
 
     with tempfile.TemporaryDirectory() as kept:
         task, public = open_candidates(settings, device, Path(kept))
-        m, classes = distance.m, max(2, task.classes)
+        m = distance.m
         sets = {f"{settings.private} (private)": Split(task.private.x[:m], task.private.y[:m]), **public}
         build = networks(settings.model, task, settings.seed, settings.data_root, device)
         key = f"rank {settings.seed}"
-        measured = {name: distance.measure(build, split, sets, classes, key) for name, split in sets.items()}
+        measured = {name: distance.measure(build, split, sets, task.classes, key) for name, split in sets.items()}
 
     # symmetric by the mean of both directions: gradients are taken at the labels of one side
     means = {name: {other: np.mean(v) for other, v in row.items()} for name, row in measured.items()}

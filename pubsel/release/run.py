@@ -45,7 +45,7 @@ from pubsel.training import needs, parallel, torchrun
 from pubsel.training.evaluation import check_classes, evaluate, hardly_answered, interval, logits, utility
 from pubsel.training.loop import Job, Progress, fit, rate_of
 from pubsel.training.once import BEGUN, Prepared, cover, planned_map, prepare, released_once, solve, training_secret
-from pubsel.training.pooled import CHOSEN, from_pool
+from pubsel.training.pooled import CHOSEN, MOST, from_pool, with_examples
 
 UNFINISHED = tuple(f"{name}.pt" for name in "checkpoint histogram selection release solution measurement draws".split())
 UNFINISHED += (BEGUN, CHOSEN)
@@ -177,8 +177,9 @@ def train(cell: Cell) -> dict[str, Any]:
     pool = None
     if cell.inputs.pair.public == POOL:
         # the chosen examples, if any, will have the shape of private ones
-        for outcome in (task.private, *([] if cell.algorithm.needs_public else [None])):
-            cell.derived(task._replace(public=outcome)).guarantee(task.units, report=lambda _: None)
+        none = [] if cell.algorithm.needs_public else [task._replace(public=None)]
+        for outcome in (with_examples(task, task.private.x[: cell.inputs.pair.m or MOST]), *none):
+            check_ready(cell, outcome)
         _check_spending(cell, task)
         cell, task, pool, selected = from_pool(cell, task)
         parts += [("selection of the public examples", selected)]
@@ -222,8 +223,9 @@ def check_ready(cell: Cell, task: Task) -> None:
     cell = cell.derived(task)
     plan, _, first = cell.guarantee(task.units, report=lambda _: None)
     needs.refuse_memory(needs.of_training(cell, task, plan), cell.device)
-    # the map takes seconds; an algorithm that derives its settings sets none that does not fit
-    if not isinstance(cell.algorithm, Derives):
+    # the map takes seconds, and examples that are drawn; an algorithm that derives its settings sets none that does
+    # not fit
+    if not isinstance(cell.algorithm, Derives) and cell.inputs.pair.public != POOL:
         planned_map(cell, task, first)
 
 

@@ -40,8 +40,7 @@ class Choice(NamedTuple):
                 scaled = Frozen().scaled(columns.by_public(torch.cat([*features.values()]), raw))
                 x, features = scaled(x), {name: scaled(rows) for name, rows in features.items()}
             return coverage.select(self.epsilon, x, people, features, self.with_none, secret)
-        classes = max(2, self.task.classes)
-        sets = Comparison(self.build, self.task.private, self.candidates, classes, self.key, secret)
+        sets = Comparison(self.build, self.task.private, self.candidates, self.task.classes, self.key, secret)
         return selection.select(selection.gsd_of(self.distance), self.select, self.epsilon, sets, say)
 
 
