@@ -382,7 +382,7 @@ def _pydicom(name: str) -> Any:
 
 LOOKED_UP = {"VOILUTSequence", "ModalityLUTSequence"}  # tables of a DICOM image
 WINDOW = ("WindowCenter", "WindowWidth")
-OPTIONAL = [(name,) for name in ("NumberOfFrames", "VOILUTFunction", *sorted(LOOKED_UP))]
+OPTIONAL: list[tuple[str, ...]] = [(name,) for name in ("NumberOfFrames", "VOILUTFunction", *sorted(LOOKED_UP))]
 OPTIONAL += [WINDOW, ("RescaleSlope", "RescaleIntercept")]  # which count only together
 
 
