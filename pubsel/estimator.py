@@ -193,7 +193,13 @@ def _requested(
         known = [name for name in sets if name in dataset_names() or os.path.exists(Path(name).expanduser())]
         sets = sets if known else [(sets, NO_LABELS)]
     sets = [sets] if mine is not None and are_images(sets, mine.x is not None) else sets
-    others = [None if isinstance(each, str | Path) else _public(i, each) for i, each in enumerate(sets)]
+    others = list[InMemory | None]()
+    for i, each in enumerate(sets):
+        x_and_y = each if isinstance(each, tuple) else (each, NO_LABELS)
+        try:
+            others.append(None if isinstance(each, str | Path) else examples_in(*x_and_y))
+        except UsageError as error:
+            raise UsageError(re.sub("^[xy]:", f"public[{i}]:", str(error))) from None
 
     if bounds is not None and not isinstance(bounds, str | Path):
         text = json.dumps(bounds, default=lambda value: value.tolist())  # of numbers of numpy
@@ -207,14 +213,6 @@ def _requested(
         data = {"private": names[0] or x, "public": listed or None, "bounds": bounds, **unit}
         with composed("fit", words_of(data | values)) as composed_values:
             yield mine, check(FitConfig, composed_values)
-
-
-def _public(i: int, each: Any) -> InMemory:
-    """Return the public set i as it is held. UsageError names it."""
-    try:
-        return examples_in(*(each if isinstance(each, tuple) else (each, NO_LABELS)))
-    except UsageError as error:
-        raise UsageError(re.sub("^[xy]:", f"public[{i}]:", str(error))) from None
 
 
 @contextmanager

@@ -65,18 +65,14 @@ def image_columns(table: Path) -> list[str]:
     """Return the columns of a table that have images. UserError if it cannot be read."""
     with _readable(table):
         types = {field.name: str(field.type) for field in _schema(next(iter(_parts(table).values())))}
-        # bytes are words too: many programs write texts without saying so
-        of_bytes = [name for name, kind in types.items() if re.fullmatch(OF_BYTES, kind)]
-        of_images = {name for name in of_bytes if _has_images(table, name)}
-        return [name for name, kind in types.items() if name in of_images or re.fullmatch(OF_IMAGES, kind)]
-
-
-def _has_images(table: Path, column: str) -> bool:
-    """Return whether most of the first values of a column of bytes begin as files of images do."""
-    values = (value for batch in _batches(arrow_files(table), [column], FIRST) for value in batch.column(column))
-    known = (value.as_py() for value in values if value.is_valid)
-    first = [bool(IMAGE.match(value)) for value in itertools.islice(known, FIRST)]
-    return 2 * sum(first) > len(first)
+        columns = [name for name, kind in types.items() if re.fullmatch(OF_IMAGES, kind)]
+        # bytes are words too, as many programs write texts, unless most of the first values begin as images do
+        for name in [name for name, kind in types.items() if re.fullmatch(OF_BYTES, kind)]:
+            values = (value for batch in _batches(arrow_files(table), [name], FIRST) for value in batch.column(name))
+            known = (value.as_py() for value in values if value.is_valid)
+            first = [bool(IMAGE.match(value)) for value in itertools.islice(known, FIRST)]
+            columns += [name] if 2 * sum(first) > len(first) else []
+        return columns
 
 
 def as_word(value: bytes) -> str:

@@ -290,7 +290,13 @@ def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
     if isinstance(x, Sequence) and x and isinstance(x[0], Tensor):
         x, channels_first = torch.stack(list(x)), x[0].dim() == 3
     if isinstance(x, Sequence) and x and isinstance(x[0], Image.Image):
-        x = [_pixels(image) for image in x]
+        # as files of them are read; what is not grey by its mode is in colour, whatever its pixels
+        if large := next((image.mode for image in x if image.mode.startswith(("I", "F"))), None):
+            remedy = "give the paths of the files, and bits=, or bring values to 0 to 255"
+            raise UsageError(f"x: an image of mode {large}, with more than 8 bits: {remedy}")
+        colours = [1 if image.mode in ("1", "L", "LA") else 3 for image in x]
+        pixels = [pixels_of(image)[0] for image in x]
+        x = [np.repeat(each, many // each.shape[2], axis=2) for each, many in zip(pixels, colours, strict=True)]
         if len({image.shape for image in x}) > 1:
             raise UsageError("x: images of several sizes or colours: resize them, or give the paths of their files")
     try:
@@ -313,12 +319,3 @@ def _of_arrays(x: Any) -> tuple[pd.DataFrame, Tensor | None]:
         f"x: {type(x).__name__} of {array.dtype} {list(array.shape)}: give rows of numbers [n, d], images as uint8 "
         "[n, h, w] or [n, h, w, 3], in a tensor [n, c, h, w], PIL images, paths, texts, or a pandas table"
     )
-
-
-def _pixels(image: Image.Image) -> np.ndarray:
-    """Return a PIL image as a file of it is read, uint8 [h, w, 1 or 3]. UsageError if it has more than 8 bits."""
-    if image.mode.startswith(("I", "F")):
-        remedy = "give the paths of the files, and bits=, or bring values to 0 to 255"
-        raise UsageError(f"x: an image of mode {image.mode}, with more than 8 bits: {remedy}")
-    pixels, channels = pixels_of(image)[0], 1 if image.mode in ("1", "L", "LA") else 3
-    return np.repeat(pixels, channels // pixels.shape[2], axis=2)
