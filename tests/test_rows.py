@@ -23,7 +23,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
 from pubsel.settings.keys import Pair, Read, Scale
 from pubsel.training.loop import noisy_sum
-from tests.made import build, done, failed, hurtful, interrupted, secret
+from tests.made import build, done, failed, hurtful, interrupted, only_record, secret
 
 ROWS = "model=rows algorithm=whitened_head pair.public=null".split()
 
@@ -743,3 +743,19 @@ def test_public_classes_are_those_of_the_same_name_or_none(theirs, tmp_path):
     numbers = {"a": 0, "b": 1, "c": 2}
     expected = {numbers.get(name, 3) for name in theirs or ["none of them"]}
     assert {min(number, 3) for number in y.tolist()} == expected
+
+
+@pytest.mark.parametrize("scale", [1, 1e6])
+def test_no_column_alone_decides_a_distance(scale, tmp_path, cli):
+    """Distances of tables see each column, whatever its unit, and with a missing number they are numbers."""
+    for name, shift in {"mine": 0, "near": 0.5, "far": 3}.items():
+        draw = np.random.RandomState(len(name))
+        x = pd.DataFrame(draw.randn(120, 3), columns=["a", "b", "c"]).assign(label=[0, 1] * 60)
+        x["a"] *= scale
+        x["c"] += shift
+        x.loc[3, "b"] = np.nan
+        table(tmp_path / f"{name}.csv", x)
+    words = "private=./mine.csv public=[./near.csv,./far.csv] model=rows distance=mmd distance.m=60"
+    done(cli, "rank", *words.split(), "distance.initialisations=2")
+    values = only_record(kind="ranks")["values"]
+    assert np.mean(values["./far.csv"]) > 3 * np.mean(values["./near.csv"])

@@ -9,11 +9,13 @@ of values clipped to the quantiles TAIL and 1 - TAIL. results/study_columns.md c
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from pubsel.algorithms import FirstRelease, Frozen, Scaling
+from pubsel.data import Split
 
 SHARE = 0.15  # of mu^2, for the histogram
 FEWEST = 2.0  # n mu of the histogram over the root of the number of columns, from which it is worth its price
@@ -78,6 +80,15 @@ def by_public(public: Tensor, raw: int) -> Scaling:
     """Return the scaling of columns by public rows [m, d], of which the first `raw` columns have no scale yet."""
     none = torch.zeros(0), torch.ones(0), torch.tensor(LIMIT)
     return widened(scaling_of(counts_in_bins(public[:, :raw])) if raw else none, public.shape[1])
+
+
+def in_one_scale(private: Split, public: Mapping[str, Split], raw: int | None) -> tuple[Split, dict[str, Split]]:
+    """Return private and public rows with their first `raw` columns in the scale of all public ones, each row by
+    itself, so that no column alone decides a distance; what is no table (raw None) as it is."""
+    if raw is None:
+        return private, dict(public)
+    scaled = Frozen().scaled(by_public(torch.cat([split.x for split in public.values()]), raw))
+    return Split(scaled(private.x), private.y), {name: Split(scaled(x), y) for name, (x, y) in public.items()}
 
 
 def released(raw: int, d: int, mu: float, length: float) -> FirstRelease:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from pubsel import data, distances, records, selection
+from pubsel.algorithms import columns
 from pubsel.cell import (
     Spending,
     Streams,
@@ -139,9 +140,8 @@ def open_candidates(settings: RankConfig, device: torch.device, kept: Path) -> t
     # the task has no public data: candidates are measured one by one
     # a flat folder has one class; networks and random labels need two
     kinds = (max(2, source.classes), source.metric, source.mean, source.std)
-    task = Task(
-        private, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights, original=original
-    )
+    task = Task(private, None, source.test, *kinds, tuple(dict.fromkeys(notes)), weights=source.weights)
+    task = task._replace(original=original, columns=source.columns, raw=source.raw)
     return task, candidates
 
 
@@ -204,7 +204,8 @@ def _rank(
     # the rest of the time is that of the private side
     measuring = time.perf_counter()
     key = f"rank {settings.seed}"
-    values = measure(build, task.private, candidates, task.classes, key=key, report=report)
+    rows = columns.in_one_scale(task.private, candidates, task.raw)
+    values = measure(build, *rows, task.classes, key=key, report=report)
     seconds = time.perf_counter() - measuring
     seconds_private = (seconds - sum(taken)) / distance.initialisations
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pubsel import distances, records
-from pubsel.algorithms import Derives, Informed, Solves
+from pubsel.algorithms import Derives, Informed, Solves, columns
 from pubsel.cell import Cell, Spending, given_weights, load_task, map_split, weights_digest
 from pubsel.data import Split, Task
 from pubsel.distances.gsd import Subspaces
@@ -474,8 +474,7 @@ def pair_distance(cell: Cell, task: Task) -> dict[str, Any] | None:
 
         values = distance.measure(
             lambda i: cell.network(task, i),
-            task.private,
-            {public: candidate},
+            *columns.in_one_scale(task.private, {public: candidate}, task.raw),
             task.classes,
             key="distance",
             report=lambda i, _, value, __: say(f"  {distance.title}, initialisation {i}: {value:.4g}"),

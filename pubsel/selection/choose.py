@@ -4,10 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
-
 from pubsel import selection
-from pubsel.algorithms import Frozen, columns
+from pubsel.algorithms import columns
 from pubsel.data import Split, Task
 from pubsel.distances import Build, Distance
 from pubsel.messages import UsageError, say
@@ -33,14 +31,11 @@ class Choice(NamedTuple):
     def draw(self, secret: Sources) -> tuple[str, Plan]:
         """Return the name of one candidate, or coverage.NONE, and the cost. Nothing else that is computed here may be
         shown. UsageError if the candidates cannot be compared."""
+        private, candidates = columns.in_one_scale(self.task.private, self.candidates, self.task.raw)
         if by_features(self.select):
-            features = {name: split.x for name, split in self.candidates.items()}
-            x, people, raw = self.task.private.x, self.task.people, self.task.raw
-            if raw is not None:  # columns of a table in the scale of all candidates, each row by itself
-                scaled = Frozen().scaled(columns.by_public(torch.cat([*features.values()]), raw))
-                x, features = scaled(x), {name: scaled(rows) for name, rows in features.items()}
-            return coverage.select(self.epsilon, x, people, features, self.with_none, secret)
-        sets = Comparison(self.build, self.task.private, self.candidates, self.task.classes, self.key, secret)
+            features = {name: split.x for name, split in candidates.items()}
+            return coverage.select(self.epsilon, private.x, self.task.people, features, self.with_none, secret)
+        sets = Comparison(self.build, private, candidates, self.task.classes, self.key, secret)
         return selection.select(selection.gsd_of(self.distance), self.select, self.epsilon, sets, say)
 
 
