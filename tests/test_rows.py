@@ -697,6 +697,15 @@ def test_a_word_for_no_label_that_many_rows_have_may_be_a_class(tmp_path):
     assert finding.severity == "warning"
 
 
+@pytest.mark.parametrize("word", ["-", "NA", "?"])
+def test_a_label_that_is_missing_is_no_class(word, tmp_path):
+    frame = people(40)
+    frame.loc[:3, "label"] = word
+    rows = vectors.read_rows(tmp_path / table(tmp_path / "t.csv", frame), None, Read())
+    assert (len(rows.y), rows.names) == (36, ("no", "yes"))
+    assert "unlabelled" in {finding.name for finding in rows.findings}
+
+
 def test_labels_by_columns_are_several_whatever_the_rows_have(tmp_path):
     """True and False are 1 and 0, and no row decides whether a model answers classes or labels."""
     frame = people(40).drop(columns="label").assign(fever=[True, False] * 20, cough=[False, True] * 20)
