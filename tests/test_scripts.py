@@ -64,7 +64,7 @@ def test_distances_are_compared_by_the_order_of_utility(tmp_path):
     for public, utility in utilities.items():
         for seed in (0, 1, 2):
             made = synthetic(seed=seed, utility=utility + seed / 100, public=public, label="fifth")
-            made["settings"]["pair"] = {**made["settings"].get("pair", {}), "public": public}
+            made["settings"]["pair"] = {"private": "fashion_mnist", "public": public, "take": "same_test"}
             records.write_record(tmp_path / "runs" / made["identity"] / "result.json", made)
     for name, near_first in (("gsd", "abcd"), ("mmd", "dcba")):
         values = {public: [place + i / 10 for i in range(3)] for place, public in enumerate(near_first)}
