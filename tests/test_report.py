@@ -367,7 +367,7 @@ def test_the_best_of_several_runs_costs_what_all_of_them_cost(workplace, text):
     assert f"If you publish the best of these 3 runs on {HURTING}, what all of them spend counts: " in section
     assert "for one image epsilon 3 at delta 3e-05, the sum; or " in section
     stated = "the best of these 3 runs on ham10000, what all of them spend counts: for one image epsilon 1.7 at delta"
-    chosen = ("b95ee7ca24", "4ea95047a0", "75125136c3")  # epsilon 0.1 and 1 for an image, and 0.3 for a person
+    chosen = ("8c00b86009", "4ea95047a0", "75125136c3")  # epsilon 0.1 and 1 for an image, and 0.3 for a person
     page = report.page([record for record in KEPT if record["identity"].endswith(chosen)])
     assert f"{stated} 4.35e-05, the sum; for one person (lesion) epsilon 0.3 at delta 1e-05, the sum." in page
 
