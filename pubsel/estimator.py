@@ -29,9 +29,9 @@ from pubsel.data.memory import (
     examples_in,
     has_columns,
     holding,
-    in_numpy,
     of_columns,
     strings_in,
+    unwrapped,
 )
 from pubsel.data.texts import column_of_texts
 from pubsel.messages import RENAMED, UsageError, UserError, with_names
@@ -84,7 +84,7 @@ class Release:
     def predict_proba(self, x: Any) -> NDArray[np.float64]:
         """Return the probability of each class, [n, classes], or of each label by itself. x: of the kind that the model
         was trained on, as for `fit`. UserError if it is of another one."""
-        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else in_numpy(x)
+        rows = of_columns(x, NO_LABELS)[0] if has_columns(x) else unwrapped(x)
         parts = predicted(self._classifier, given(rows, self._classifier.takes), skip=False)
         return np.concatenate([part.probabilities for part in parts])
 

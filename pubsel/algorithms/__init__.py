@@ -97,7 +97,7 @@ class View(NamedTuple):
         return public
 
 
-LABEL_IT = "set pair.take=train with the private data as pair.public, or take another algorithm"
+LABELS_REMEDY = "set pair.take=train with the private data as pair.public, or take another algorithm"
 
 
 def check_labels(y: Tensor, classes: int, multi_label: bool, same_classes: bool, what: str) -> None:
@@ -109,7 +109,7 @@ def check_labels(y: Tensor, classes: int, multi_label: bool, same_classes: bool,
     other = not same_classes or (y.dim() == 2) != multi_label
     if other or columns > classes or (multi_label and columns < classes):
         raise UsageError(
-            f"{what} needs public labels of the private task; those of pair.public are of another: {LABEL_IT}"
+            f"{what} needs public labels of the private task; those of pair.public are of another: {LABELS_REMEDY}"
         )
 
 

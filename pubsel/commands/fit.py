@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pubsel import records
-from pubsel.algorithms import LABEL_IT, check_labels
+from pubsel.algorithms import LABELS_REMEDY, check_labels
 from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
@@ -382,7 +382,7 @@ def result_text(settings: FitConfig, record: dict[str, Any], files: dict[str, by
     return "\n".join(lines)
 
 
-KEYS = {LABEL_IT: "give other public data, or leave public_labels out", "pair.read.": ""}
+KEYS = {LABELS_REMEDY: "give other public data, or leave public_labels out", "pair.read.": ""}
 KEYS |= {f"pair.{key}": key for key in ("private", "public", "pool", "unit", "metric")}
 KEYS |= {"pair.validation": "held_out", "privacy.measure=true": "held_out"}
 KEYS |= {"model.backbone.architecture": "features", "model.backbone.checkpoint": "checkpoint"}

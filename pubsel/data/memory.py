@@ -89,7 +89,7 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
         raise UsageError(f"x: {type(x).__name__} of {first_of(x, 5)}: give one of them, such as x[{next(iter(x))!r}]")
     if has_columns(x):
         x, y = of_columns(x, y)
-    x = in_numpy(x)
+    x = unwrapped(x)
     if isinstance(y, str) and y == NO_LABELS:
         y = None
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
@@ -129,7 +129,7 @@ def named_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
 def _one_each(name: str, values: Any, n: int) -> np.ndarray:
     """Return labels or people as an array [n], or labels [n, labels] as float64, of which an example may have several.
     UsageError, which names the argument, if it is neither."""
-    values = np.asarray(in_numpy(values))
+    values = np.asarray(unwrapped(values))
     if values.ndim == 0 or len(values) != n:
         many = f"{len(values)} for {n} examples" if values.ndim else f"{values} is one value for {n} examples"
         raise UsageError(f"{name}: {many}: give one each")
@@ -144,8 +144,7 @@ def _one_each(name: str, values: Any, n: int) -> np.ndarray:
         raise UsageError(f"{name}: an array {list(values.shape)}: give one value for each example, [n]")
 
     # rows of 0 and 1 are classes if nine tenths have a single 1, so that no single one decides what a model answers
-    single = (labels == 1).sum(1) == (labels != 0).sum(1)
-    single &= (labels == 1).sum(1) == 1
+    single = ((labels == 1).sum(1) == 1) & ((labels != 0).sum(1) == 1)
     if single.mean() < MOST:
         return labels
     if other := int((~single).sum()):
@@ -156,7 +155,7 @@ def _one_each(name: str, values: Any, n: int) -> np.ndarray:
     return labels.argmax(1)
 
 
-def in_numpy(x: Any) -> Any:
+def unwrapped(x: Any) -> Any:
     """Return a sparse matrix as float32 [n, d], mapped if it is large; a masked array with nan where it is masked; a
     tensor without its graph; a table of another library as one of pandas; and anything else as it is."""
     if isinstance(x, np.ma.MaskedArray):

@@ -43,7 +43,6 @@ MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL",
 PERSON = re.compile(
     r"(patient|subject|person|participant|user|customer|client|member|mrn|ssn)s?([ _-]?(id|no|nr|number))?"
 )
-TRUTH = {"true": 1, "false": 0}
 LARGEST = float(np.finfo(np.float32).max)  # of the numbers that are read
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 
@@ -95,7 +94,7 @@ def numbers_of(values: pd.Series[Any]) -> np.ndarray:
     if values.dtype.kind in "mM":
         return np.full(len(values), np.nan)
     if values.dtype.kind not in "fiub":
-        values = values.map(lambda value: TRUTH.get(str(value).strip().lower(), value))
+        values = values.map(lambda value: tables.TRUTH.get(folded(str(value)), value))
     return pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
 
 
