@@ -405,7 +405,7 @@ def test_a_run_on_features(name, folder, capsys):
         "pillar": 5,
         "jl": 5,
         "dp_pca": 5,
-        "whitened_head": 16,
+        "whitened_head": 16 + 36,  # all features too: public ones vary in more than a tenth of them
         "whitened_head_once": 5,
         "whitened_head_start": 25,
     }
