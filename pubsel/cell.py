@@ -18,6 +18,7 @@ from pubsel import algorithms, data, distances, models, records
 from pubsel.algorithms import Algorithm, Derives, Facts, Freezes, Informed, Solves
 from pubsel.data import Split, Task, features
 from pubsel.data.convert import Shape
+from pubsel.data.memory import FOLDER
 from pubsel.distances import Build
 from pubsel.files import digest, npy_map
 from pubsel.gradients.factored import OffsetLinear
@@ -189,6 +190,13 @@ class Cell(NamedTuple):
             epsilon_select=settings.epsilon_select,
             distance=settings.distance,
         )
+
+    @property
+    def public_key(self) -> str:
+        """Return what names the public random streams: the run; or, as the name of data in memory is a digest of them,
+        the method and the seed alone."""
+        in_memory = Path(self.inputs.pair.private).parent == FOLDER
+        return f"{self.algorithm.name} {self.seed}" if in_memory else self.name
 
     def load_task(self) -> Task:
         """Return the data; with a backbone, its features in place of the images."""

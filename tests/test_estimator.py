@@ -21,12 +21,14 @@ from sklearn.utils.estimator_checks import check_estimator
 from torch.utils.data import TensorDataset
 
 import pubsel
+from pubsel.cell import Cell
 from pubsel.data import load, memory
 from pubsel.data.memory import LABEL, NO_LABELS, PATH, TEXT, examples_in
 from pubsel.messages import UsageError, UserError
+from pubsel.rules import canonical
 from pubsel.settings.keys import Pair
 from pubsel.sklearn import PrivateClassifier
-from tests.made import interrupted, picture
+from tests.made import checked, interrupted, picture
 from tests.test_text_data import corpus
 
 X, Y = load_breast_cancer(return_X_y=True)
@@ -137,6 +139,15 @@ def test_what_a_program_has_is_taken(kind, x, y):
     assert isinstance(answers[0], str) == isinstance(labels[0], str)
     assert (answers == labels).mean() > 0.8
     assert set(release.classes.tolist()) == set(labels.tolist())
+
+
+def test_public_randomness_does_not_follow_from_data_in_memory():
+    """Its name is a digest of the private data, and what is drawn by it may be given away."""
+    with memory.holding(examples_in(X, Y), examples_in(X + 1, Y)) as names:
+        words = ["model=rows", "algorithm=whitened_head", "distance=none", "pair.public=null"]
+        cells = [Cell.of(canonical(checked("run", f"pair.private={name}", *words))) for name in names]
+    assert cells[0].name != cells[1].name
+    assert cells[0].public_key == cells[1].public_key == "whitened_head 0"
 
 
 @pytest.mark.attack

@@ -273,6 +273,26 @@ def test_the_measurement_spends_what_the_statement_says(folder, capsys):
     assert record["quality"]["privacy"]["epsilon"] <= record["privacy"]["epsilon"] < 2
 
 
+def test_a_measurement_states_its_own_delta_and_neighbours(folder, capsys):
+    """A training without Gaussian noise has delta 0; the counts have it, and rows that are equal are several units."""
+    draw = np.random.RandomState(0)
+    x, y = draw.normal(size=(600, 4)), np.repeat([0, 1], 300)
+    np.savez("rows.npz", x=x + y[:, None], y=y)
+    words = [word for word in WORDS if not word.startswith(("model", "algorithm", "pair.public"))]
+    words += ["pair.private=rows.npz", "pair.public=rows.npz", "pair.take=train", "pair.m=60", "model=rows"]
+    words += ["algorithm=dppl_public", "privacy.secure_noise=true"]
+    assert main(["run", *words]) == 0, capsys.readouterr().err
+    record = only_record()
+    assert record["privacy"]["delta"] == 0
+    assert record["quality"]["privacy"]["adjacency"].startswith("one held-out example is there")
+
+    assert main(["export", record["identity"], "to=model"]) == 0, capsys.readouterr().err
+    readme, page = Path("model/README.md").read_text(), Path("model/privacy.html").read_text()
+    assert "as nothing; epsilon 2, delta 0.001, for one held-out row." in readme
+    assert "epsilon 2, delta 0, for one training row" in readme
+    assert "<p>Epsilon 2 and delta 0.001 protect each of the" in page
+
+
 def test_an_auc_of_two_classes_is_told_once(folder, capsys):
     words = [f"pair.private={TWO}", *WORDS, "pair.metric=auc", "privacy.secure_noise=true"]
     assert main(["run", *words]) == 0, capsys.readouterr().err

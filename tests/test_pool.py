@@ -1,6 +1,7 @@
 """Public examples chosen privately from a pool: the release attacked, what follows from it, and training with it."""
 
 import math
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pubsel.messages import UsageError
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.people import UNIT, weights_of
 from pubsel.privacy.randomness import Secret, SystemEntropy, stream
-from pubsel.selection import pool
+from pubsel.selection import assigned, pool
 from pubsel.selection.coverage import Private, counts
 from tests.made import interrupted, secret
 
@@ -278,6 +279,38 @@ def test_a_run_draws_what_is_like_the_private_images_and_states_both(folder, cap
     assert any("last digits" in text for text in record["privacy"]["not_covered"])
     (lines,) = ledger.ledgers("results")
     assert {line["what"]: round(line["epsilon"], 5) for line in lines} == {"choice": 1, "training": 3}
+
+
+def once(function):
+    """The function, which answers as it did the first time."""
+    answers = []
+
+    def same(*of):
+        if not answers:
+            answers.append(function(*of))
+        return answers[0]
+
+    return same
+
+
+def test_another_pool_has_other_noise_even_if_its_clusters_are_the_same(folder, capsys, monkeypatch):
+    """A large pool has examples that no sample contains, and that decide the choice after the histogram."""
+    call, keys = Secret.__call__, set[str]()
+    monkeypatch.setattr(Secret, "__call__", lambda self, *of: keys.add(self.key) or call(self, *of))
+    for name in ("clusters_kept", "nearest_of"):
+        monkeypatch.setattr(assigned, name, once(getattr(assigned, name)))
+    chosen(capsys)
+    before = set(keys)
+    keys.clear()
+
+    with np.load("other.npz") as values:
+        arrays = dict(values)
+    arrays["train_images"][0] ^= 1
+    np.savez("other.npz", **arrays)
+    shutil.rmtree("results")
+    chosen(capsys)
+    assert not before & keys
+    assert len(before) == len(keys) >= 2
 
 
 def test_a_run_trains_without_public_data_if_the_pool_has_other_kinds_only(folder, capsys):

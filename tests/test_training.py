@@ -443,23 +443,25 @@ def test_a_gpu_run_repeats_the_cpu_run(tmp_path):
 def test_lower_precision_on_a_gpu_never_reaches_private_gradients(monkeypatch, precision):
     """What torch is set to while public and while private gradients are taken."""
     gradients, fill, seen = PerExampleGradients(network(torch.float32), 16), PerExampleGradients._fill, []
+    cudnn = torch.backends.cudnn
+    parts = torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
     def spy(self, rows, x, y):
-        seen.append((len(x), torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision))
+        seen.append((len(x), *(part.fp32_precision for part in parts)))
         return fill(self, rows, x, y)
 
     monkeypatch.setattr(PerExampleGradients, "_fill", spy)
     problem = task()
     view = _view(gradients)._replace(public=Split(problem.private.x[:20], problem.private.y[:20]))
     mechanism = build("gep", k=5, public_precision=precision).mechanism(view, 0)
-    torch.backends.cudnn.conv.fp32_precision = "tf32"  # torch's own default
+    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "tf32"  # torch's own default
     noisy_mean(mechanism, gradients, problem.private, 1.0, stream("test", "noise"), 50)
     public = "ieee" if precision == "ieee" else "tf32"
-    assert seen == [(20, public, public), (50, "ieee", "ieee")]
+    assert seen == [(20, *3 * [public]), (50, *3 * ["ieee"])]
     with gpu_precision("tf32"):
         with gpu_precision("ieee"):
             pass
-        assert torch.backends.cuda.matmul.fp32_precision == torch.backends.cudnn.conv.fp32_precision == "tf32"
+        assert {part.fp32_precision for part in parts} == {"tf32"}
 
 
 def test_more_steps_than_can_be_accounted_for_are_refused_at_once():

@@ -160,7 +160,7 @@ class Planned(NamedTuple):
         assert self.plan is not None
         cell, checkpoint = self.cell, self.cell.folder / "checkpoint.pt"
         noise_multiplier = self.plan.noise_multiplier
-        job = Job(algorithm, self.schedule, noise_multiplier, cell.training, cell.name, checkpoint, self.rate)
+        job = Job(algorithm, self.schedule, noise_multiplier, cell.training, cell.public_key, checkpoint, self.rate)
         fit(prepared.trains, prepared.task, job, self.secret(prepared), _report, gradients)
 
 

@@ -6,7 +6,7 @@ Each rule is a function from a table to a table, and returns what it has to say 
 
 **Stable under one unit.** A user's own data are no fixed list of known length: a person more or less may not move
 anybody else to another side, or a release would tell of more people than the one that the accountant knows of. So the
-side of a unit is drawn from a keyed hash of the unit itself (`drawn`), and each rule decides about an example by its
+side of a unit is drawn from a fixed hash of the unit itself (`drawn`), and each rule decides about an example by its
 own unit, by public data and by nothing else. Published sets (conf/dataset) keep their published order, and parts that
 are drawn from a permutation of it: their number is fixed and known.
 

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -307,26 +307,32 @@ def random_labels(source: np.random.Generator, n: int, classes: int, multi_label
 
 @contextmanager
 def gpu_precision(precision: str) -> Iterator[None]:
-    """Compute matrix products and convolutions of float32 numbers on a GPU as "ieee" or "tf32"; then as before.
+    """Compute with float32 numbers on a GPU as "ieee" or "tf32" (`set_precision`); then as before.
 
     A command sets ieee when it chooses its device; the loop asks for it again before it touches private data, for
     passes too (`accountant.deviation`). What public data alone decides, a basis or what is trained first, is computed
     in tf32.
     """
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
+    before = [backend.fp32_precision for backend in _backends()]
     set_precision(precision)
     try:
         yield
     finally:
-        for backend, kept in zip(backends, before, strict=True):
+        for backend, kept in zip(_backends(), before, strict=True):
             backend.fp32_precision = kept
 
 
 def set_precision(precision: str) -> None:
-    """Set the precision of matrix products and convolutions of float32 numbers on a GPU: "ieee" or "tf32"."""
-    torch.backends.cuda.matmul.fp32_precision = precision
-    torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+    """Set the precision of matrix products, convolutions and recurrent layers of float32 numbers on a GPU: "ieee" or
+    "tf32"."""
+    for backend in _backends():
+        backend.fp32_precision = precision
+
+
+def _backends() -> tuple[Any, ...]:
+    """Return the parts of torch that have a precision on a GPU."""
+    cudnn: Any = torch.backends.cudnn
+    return torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn
 
 
 def entries_at_once(device: torch.device) -> int:

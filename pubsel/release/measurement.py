@@ -146,7 +146,8 @@ def measure(cell: Cell, prepared: Prepared, task: Task, epsilon: float, delta: f
     if unit:
         what = f"The measured quality is, for a held-out person with all their examples (those with one {unit}),"
     privacy = accountant.measurement_statement(what, plan, cell.budget.secure_noise, n, sensitivity, "held-out", unit)
-    privacy["adjacency"] = accountant.neighbours(unit, "held-out", is_path(cell.inputs.pair.private))
+    by_content = is_path(cell.inputs.pair.private) and len(task.shape) == 3  # copies of an image are one unit
+    privacy["adjacency"] = accountant.neighbours(unit, "held-out", by_content)
     return {
         "table": "histograms" if counts.ndim == 3 else "confusion",
         **{name: value.tolist() for name, value in kept.items() if name != "n"},

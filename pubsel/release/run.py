@@ -176,9 +176,11 @@ def train(cell: Cell) -> dict[str, Any]:
     task = _loaded(cell)
     pool = None
     if cell.inputs.pair.public == POOL:
-        # the chosen examples, if any, will have the shape of private ones
+        # the chosen examples, if any, will have the shape of private ones; random ones vary in the most directions
+        shape = (cell.inputs.pair.m or MOST, *task.private.x.shape[1:])
+        random = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         none = [] if cell.algorithm.needs_public else [task._replace(public=None)]
-        for outcome in (with_examples(task, task.private.x[: cell.inputs.pair.m or MOST]), *none):
+        for outcome in (with_examples(task, random), *none):
             check_ready(cell, outcome)
         _check_spending(cell, task)
         cell, task, pool, selected = from_pool(cell, task)
@@ -278,7 +280,7 @@ def _fitted(cell: Cell, prepared: Prepared, before: Before, given: Split) -> tup
     # the loop, alone or shared by the processes of torchrun
     noise_multiplier = spend.noise_multiplier if spend else 0.0
     checkpoint = cell.folder / "checkpoint.pt"
-    job = Job(cell.algorithm, plan, noise_multiplier, cell.training, cell.name, checkpoint)
+    job = Job(cell.algorithm, plan, noise_multiplier, cell.training, cell.public_key, checkpoint)
     with parallel.processes() as processes:
         report = _shown(before, prepared.task)
         return spend, fit(prepared.trains, prepared.task, job, secret, report, processes=processes)

@@ -44,9 +44,13 @@ def assignment_folder(parts: Sequence[Part], data_root: str | Path) -> Path | No
     if not any(isinstance(part, Embeddings) for part in parts):
         return None
     # the key covers all that decides an assignment, so that none is stale
-    stamps = [_stamp(shard) for shard in shards_of(parts)]
     rules = [RULES, pool.SAMPLE, pool.MOST_CLUSTERS, pool.EACH, pool.DIRECTIONS, pool.TYPICAL]
-    return Path(data_root).expanduser() / "pools" / digest_of({"shards": stamps, "rules": rules})
+    return Path(data_root).expanduser() / "pools" / digest_of({"shards": stamps_of(parts), "rules": rules})
+
+
+def stamps_of(parts: Sequence[Part]) -> list[str]:
+    """Return what tells a pool from another one, for each shard."""
+    return [_stamp(shard) for shard in shards_of(parts)]
 
 
 def _stamp(shard: Part) -> str:

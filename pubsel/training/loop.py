@@ -178,9 +178,9 @@ def view_of(
 
 
 class Job(NamedTuple):
-    """One training, as planned. name: of the run; it determines what the algorithm draws, and depends on no private
-    example, since the algorithm must not either. checkpoint: the file that a killed run resumes from. rate: in place of
-    the learning rate that follows from this noise."""
+    """One training, as planned. name: determines what the algorithm draws, and depends on no private example, since the
+    algorithm must not either (`Cell.public_key`). checkpoint: the file that a killed run resumes from. rate: in place
+    of the learning rate that follows from this noise."""
 
     algorithm: Algorithm
     schedule: Schedule

@@ -117,7 +117,7 @@ def planned_map(cell: Cell, task: Task, first: accountant.Plan | None) -> Frozen
     if task.private.x.dim() != 2:
         return None
     n, d = task.private.x.shape
-    release = map_of(cell.algorithm, task.public, d, public_stream(cell.name))
+    release = map_of(cell.algorithm, task.public, d, public_stream(cell.public_key))
     if isinstance(release, FirstRelease):
         if first is None and cell.budget.epsilon != math.inf:
             name = cell.algorithm.name

@@ -25,7 +25,7 @@ CHOSEN = "selection.begun"  # the mark of `once.cover`
 
 class Pool(NamedTuple):
     """A pool for one run. sets: by name; needs_public: the algorithm cannot do without public data; m: how many
-    examples are drawn at most; name: of the run, which names the random stream of the draw."""
+    examples are drawn at most; key: of the random stream of the draw, which is public (`Cell.public_key`)."""
 
     sets: dict[str, Part]
     clusters: Clusters
@@ -34,10 +34,10 @@ class Pool(NamedTuple):
     units: int  # of the private data: examples, or people
     epsilon: float
     m: int
-    name: str
+    key: str
 
     @classmethod
-    def of(cls, inputs: Inputs, task: Task, needs_public: bool, epsilon: float | None, name: str) -> "Pool":
+    def of(cls, inputs: Inputs, task: Task, needs_public: bool, epsilon: float | None, key: str) -> "Pool":
         """Return the pool of a run. task: with all examples of the sets that were read; epsilon: of the choice.
         UsageError if embeddings are not of the network of the private features."""
         if task.raw is not None:
@@ -56,13 +56,13 @@ class Pool(NamedTuple):
         kept = assigned.assignment_folder(parts, inputs.data_root)
         clusters = assigned.clusters_kept(parts, kept)
         nearest = assigned.nearest_of(parts, clusters, kept, say)
-        return cls(sets, clusters, nearest, needs_public, task.units, epsilon or 0.0, inputs.pair.m or MOST, name)
+        return cls(sets, clusters, nearest, needs_public, task.units, epsilon or 0.0, inputs.pair.m or MOST, key)
 
     def places(self, noisy: list[float]) -> NDArray[np.int64] | None:
         """Return which examples are drawn by a noisy histogram; None if it shows too few private ones."""
         with_none = not self.needs_public
         wanted = pool.shares(noisy, self.units, pool.plan_of(self.epsilon, with_none), with_none)
-        return None if wanted is None else pool.draw_by_cluster(wanted, self.nearest, self.m, stream(self.name, "draw"))
+        return None if wanted is None else pool.draw_by_cluster(wanted, self.nearest, self.m, stream(self.key, "draw"))
 
     def features(self, noisy: list[float]) -> torch.Tensor | None:
         """Return the features of the examples that are drawn by a noisy histogram, [m, d]; None as for `places`."""
@@ -84,11 +84,12 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
     The release is drawn once, from the examples that will be trained on, and kept in the run's folder until the run
     has finished."""
     inputs = cell.inputs
-    of = Pool.of(inputs, task, cell.algorithm.needs_public, cell.epsilon_select, cell.name)
+    of = Pool.of(inputs, task, cell.algorithm.needs_public, cell.epsilon_select, cell.public_key)
 
-    # What decides the release: the private examples, the clusters, and the pool, of which a sample has these.
+    # What decides the release: the private examples, the clusters, the assignments to them, and the examples.
     public = [Split(torch.from_numpy(each), torch.zeros(0)) for each in of.clusters if isinstance(each, np.ndarray)]
-    public += [Split(torch.from_numpy(of.nearest), torch.zeros(0))]
+    stamps = torch.tensor([*"".join(assigned.stamps_of([*of.sets.values()])).encode()])
+    public += [Split(torch.from_numpy(of.nearest), stamps)]
     spending = Spending(task.private, of.epsilon, 0.0, task.original)
     secret = cell.streams.secret("choice", units_of(task), public, {}, {"epsilon": of.epsilon}, spending)
 
@@ -123,7 +124,7 @@ def from_pool(cell: Cell, task: Task) -> tuple[Cell, Task, dict[str, Any], accou
 
 def as_recorded(cell: Cell, task: Task, record: dict[str, Any]) -> Task:
     """Return the task of a finished run with the public examples that it drew from its pool."""
-    of = Pool.of(cell.inputs, task, cell.algorithm.needs_public, cell.epsilon_select, cell.name)
+    of = Pool.of(cell.inputs, task, cell.algorithm.needs_public, cell.epsilon_select, cell.public_key)
     x = of.features(record["pool"]["histogram"])
     return task if x is None else with_examples(task, x)
 
