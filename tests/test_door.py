@@ -513,6 +513,19 @@ def test_an_element_of_dicom_without_a_value_is_none(tmp_path, tags):
     assert (as_input(tmp_path / "a.dcm", (1, 8, 8))[0].numpy() == np.round(shown / 4095 * 255)).all()
 
 
+@pytest.mark.parametrize(("stored", "most"), [(9, 17), (12, 200), (15, 1500), (14, 4095)])
+def test_values_that_use_little_of_their_bits_are_an_error_however_many_these_are(tmp_path, stored, most):
+    def save(i, file):
+        values = X[i].reshape(8, 8) * most // 16
+        dicom(file.with_suffix(".dcm"), values, BitsStored=stored, HighBit=stored - 1)
+
+    path = folder(tmp_path / "f", save=save)
+    if most < 2**stored / 16:
+        refused(rf"100 of 100 {stored}-bit images use less than a sixteenth .* set pair.read.bits=\d+", path)
+    else:
+        assert "bits" not in named(task_of(path))
+
+
 @pytest.mark.parametrize("window", [{}, {"WindowCenter": None, "WindowWidth": None}])
 @pytest.mark.parametrize(("signed", "least"), [(0, 0), (1, 0), (1, -1024)])
 def test_the_bits_that_are_advised_for_dicom_cut_nothing_off(tmp_path, window, signed, least):
@@ -1221,3 +1234,9 @@ def test_arrays_of_zeros_and_ones_are_nearly_black(tmp_path):
     path = arrays_under(tmp_path / "a.npz", "X y x_test y_test", lambda x: (x > 99).astype(np.uint8))
     assert named(task_of(path))["black"].line().endswith("no value but 0 and 1, of 0 to 255: multiply them by 255")
     assert "black" not in named(task_of(arrays_under(tmp_path / "b.npz", "X y x_test y_test")))
+
+    # files, such as masks, as arrays
+    dark = folder(
+        tmp_path / "f", save=lambda i, file: Image.fromarray((X[i] > 9).reshape(8, 8).astype(np.uint8)).save(file)
+    )
+    assert named(task_of(dark))["black"].text == "f: 100 images have no value but 0 and 1, of 0 to 255"

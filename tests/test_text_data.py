@@ -147,6 +147,20 @@ def test_a_folder_of_text_files_is_read(tmp_path):
     assert not {*of_people.groups[0].tolist()} & {*of_people.groups[1].tolist()}
 
 
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_a_class_of_texts_that_would_be_lost_is_an_error(tmp_path, split):
+    """Files of another kind in its folder, or none; a link to a folder is one."""
+    folder = write_folder(tmp_path / "f", [(f"{split}{c}/{i}.txt", f"{c} {i}") for c in "ab" for i in range(6)])
+    write_folder(folder, [(f"{split}c/0.docx", "x"), (f"{split}c/1.docx", "y"), (f"{split}a/notes.md", "z")])
+    write_folder(tmp_path / "elsewhere", [(f"{i}.txt", f"d {i}") for i in range(6)])
+    (folder / split / "d").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"1 class folders without texts that are read: c \(.docx\).*accept="):
+        load(Pair(private=str(folder), public=None), "", False)
+    source = opened(folder)
+    assert source.names == ("a", "b", "d")
+    assert [f.text for f in source.findings if f.name == "not_read"] == ["f: 3 files are not read: 2 .docx, 1 .md"]
+
+
 def test_a_folder_with_images_is_one_of_images(tmp_path):
     folder = write_folder(tmp_path / "f", [("a/0.txt", "a caption"), ("b/0.txt", "another")])
     assert texts.is_texts(folder, Read())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pubsel import records
 from pubsel.data.given import IMAGES, Given, as_input, at_path, given
-from pubsel.data.images import MOST, NARROW
+from pubsel.data.images import Span, narrow
 from pubsel.files import ProgressLine
 from pubsel.messages import UsageError, UserError, say
 from pubsel.release.classifier import Classifier, files_of, read_facts, takes_of
@@ -133,7 +133,7 @@ def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[l
     # batches of a few megapixels, whatever the size of an image
     size = max(LEAST, min(BATCH, PIXELS // int(np.prod(of.shape))) // LEAST * LEAST)
     listed = (item for part in images for item in part.each())
-    left, kept, spans = enumerate(listed), 0, list[tuple[int, int]]()
+    left, kept, spans = enumerate(listed), 0, list[Span]()
 
     waiting: deque[list[tuple[str, Future[Tensor | str]]]] = deque()
     with ThreadPoolExecutor(READERS) as pool:
@@ -165,9 +165,7 @@ def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[l
         raise UserError("no image could be read: see the lines above")
 
     # what training would have stopped at
-    narrow = sum(high - low < NARROW for low, high in spans)
-    if spans and of.bits is None and narrow >= MOST * len(spans):
-        text = f"{narrow} of {len(spans)} 16-bit images use less than a sixteenth of the range"
+    if of.bits is None and (text := narrow(spans)):
         say(f"warning: {text}, and this model was trained without bits=: convert them to 8 bits, or train with bits=12")
 
 

@@ -35,7 +35,7 @@ NAMES = {
     "no_size": "images without a size that nine tenths have, which a network on pixels needs",
     "colour": "grey images among colour ones, or the reverse",
     "frames": "files with several pages or frames, of which the first is read",
-    "bits": "16-bit images that use a sixteenth of the range or less; bits=12 uses all of it",
+    "bits": "images of 16 bits, or more than 8, that use a sixteenth of the range or less; bits=12 uses all of it",
     "black": "images of one single value, or of 0 and 1 alone",
     "one": "one image or one class only, or no image in a part, of which nothing can be learned",
     "few": "classes, or labels, with few training images, or without a test image",

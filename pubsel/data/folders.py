@@ -5,7 +5,7 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -153,25 +153,32 @@ def _like_parts(names: Iterable[str], classes: bool) -> list[str]:
 def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
     """Return the findings on folders without an image that is read, whose class would be missing, on hidden folders,
     and on a table next to images without classes."""
-    others = sorted(path for path in train.iterdir() if path.is_dir() and path.name not in classes)
-    lost = [path for path in others if not hidden(path.name) and (train != folder or path.name.lower() not in PARTS)]
-    findings = []
-    if lost and classes:
-        inside = [sorted(file.suffix for file in path.rglob("*") if file.is_file()) for path in lost]
-        why = [f"{path.name} ({first_of(suffixes, 2) or 'empty'})" for path, suffixes in zip(lost, inside, strict=True)]
-        text = f"{folder.name}: {len(lost)} class folders without images that are read: {first_of(why, NAMED)}"
-        remedy = "move images to <class>/*, convert them, or remove these folders"
-        findings.append(Finding("class_lost", ERROR, text, remedy))
+    findings = [*lost_classes(folder, train, classes, "images")]
     tables = [path.name for path in train.iterdir() if path.suffix.lower() in TABLES]
     if tables and len(classes) < 2:
         text = f"{folder.name}: {tables[0]} is next to images without classes"
         remedy = f"if it has their labels, give {train / tables[0]}"
         findings.append(Finding("table", WARNING, text, remedy))
-    concealed = [path.name for path in others if hidden(path.name) and any(_images_below(path))]
+    others = sorted(path for path in train.iterdir() if path.is_dir() and hidden(path.name))
+    concealed = [path.name for path in others if any(_images_below(path))]
     if concealed:
         text = f"{folder.name}: hidden folders are no classes and are not read: {first_of(concealed, NAMED)}"
         findings.append(Finding("hidden", NOTE, text))
     return tuple(findings)
+
+
+def lost_classes(folder: Path, train: Path, classes: Sequence[str], what: str) -> tuple[Finding, ...]:
+    """Return the finding on folders next to those of the classes without images or texts (`what`) that are read, whose
+    class would be missing. train: of the training part."""
+    others = sorted(path for path in train.iterdir() if path.is_dir() and path.name not in classes)
+    lost = [path for path in others if not hidden(path.name) and (train != folder or path.name.lower() not in PARTS)]
+    if not lost or not classes:
+        return ()
+    inside = [sorted(file.suffix for file in path.rglob("*") if file.is_file()) for path in lost]
+    why = [f"{path.name} ({first_of(suffixes, 2) or 'empty'})" for path, suffixes in zip(lost, inside, strict=True)]
+    text = f"{folder.name}: {len(lost)} class folders without {what} that are read: {first_of(why, NAMED)}"
+    remedy = f"move {what} to <class>/*, convert them, or remove these folders"
+    return (Finding("class_lost", ERROR, text, remedy),)
 
 
 def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
@@ -286,12 +293,15 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
         more = ", ..." if len(places) > NAMED else ""
         text = f"{folder.name}: {len(left)} images are not read: {', '.join(counts)}{more}"
         findings.append(Finding("not_read", WARNING, text))
-    other = Counter(path.suffix.lower() or "without extension" for path in _files_below(folder) if not _is_image(path))
-    if other:
-        counts = [f"{count} {suffix}" for suffix, count in other.most_common()]
-        text = f"{folder.name}: {sum(other.values())} files are not read: {', '.join(counts)}"
-        findings.append(Finding("not_read", WARNING, text))
-    return tuple(findings)
+    return (*findings, *other_files(folder, _is_image))
+
+
+def other_files(folder: Path, is_read: Callable[[Path], bool]) -> tuple[Finding, ...]:
+    """Return the finding on files of a folder that are not of the kind that is read."""
+    other = Counter(path.suffix.lower() or "without extension" for path in files_below(folder) if not is_read(path))
+    counts = [f"{count} {suffix}" for suffix, count in other.most_common()]
+    text = f"{folder.name}: {other.total()} files are not read: {', '.join(counts)}"
+    return (Finding("not_read", WARNING, text),) if other else ()
 
 
 SYSTEM_NAMES = "__macosx @eadir thumbs.db desktop.ini $recycle.bin lost+found __pycache__ dicomdir".split()
@@ -309,10 +319,10 @@ def all_images(folder: Path) -> list[Path]:
 
 def _images_below(folder: Path) -> Iterator[Path]:
     """Yield what `all_images` returns, in any order."""
-    return (path for path in _files_below(folder) if _is_image(path))
+    return (path for path in files_below(folder) if _is_image(path))
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
     """Yield the files of a folder and of all folders in it, in any order, but for hidden ones and for what is no file:
     opening a pipe or a socket would wait for ever. A link is followed once."""
     seen = set[tuple[int, int]]()

@@ -152,7 +152,7 @@ def as_input(
     raw: Raw,
     shape: tuple[int, ...],
     bits: int | None = None,
-    spans: list[tuple[int, int]] | None = None,
+    spans: list[images.Span] | None = None,
     text: TextInput | None = None,
 ) -> Tensor | str:
     """Return an input in the shape that a model takes: an image as training reads it, scaled to cover and cut at

@@ -44,7 +44,7 @@ CORRUPT = (*DAMAGE, TypeError, KeyError, IndexError, OverflowError)  # the last 
 MOST = 0.9  # share of the images, or rows of a table, that decides about all: no single one does
 EXPECTED = 64  # images whose heads are read first
 SIDES = (32, 64, 128, 256)  # of images of several sizes, before a backbone scales them
-NARROW = 2**12  # values of 16-bit images that span less are probably of fewer bits
+RANGES = 16  # values of more than 8 bits that span less than one of them are probably of fewer bits
 ORIENTATION = 0x0112  # of EXIF
 TURNED = (5, 6, 7, 8)  # orientations that exchange height and width
 BITS_PER_SAMPLE, WHITE_OR_BLACK = 258, 262  # tags of TIFF; of the second, 0: the lowest value is white
@@ -58,6 +58,14 @@ class Head(NamedTuple):
     grey: bool
     frames: int
     wide: bool  # in colour with 16 bits a channel, of which Pillow reads 8
+
+
+class Span(NamedTuple):
+    """The lowest and the highest value of an image, and how many bits a value has as it is stored."""
+
+    low: int
+    high: int
+    bits: int = 16
 
 
 def _head_of(path: Path | Inside, image: Image.Image) -> Head:
@@ -95,7 +103,7 @@ def alike(source: Path, paths: Sequence[Path | Inside], read: Read, shape: Shape
         shape, _ = _shape_of(source, some, read) if some else ((3, SIDES[0], SIDES[0]), ())
 
     # Each image is hashed as it was decoded: the same image may be there at another size.
-    heads, spans, flat = dict[int, Head](), dict[int, tuple[int, int]](), set[str]()
+    heads, spans, flat, dark = dict[int, Head](), dict[int, Span](), set[str](), set[str]()
 
     def image(i: int) -> tuple[Tensor, int | None]:
         with _image(paths[i], read.bits) as opened:
@@ -106,6 +114,8 @@ def alike(source: Path, paths: Sequence[Path | Inside], read: Read, shape: Shape
             spans[i] = span
         if decoded.min() == decoded.max():
             flat.add(paths[i].name)
+        elif decoded.max() <= 1:
+            dark.add(paths[i].name)
         before = decoded.transpose(2, 0, 1)  # [1 or 3, height, width]
         x = to_shape(torch.from_numpy(np.ascontiguousarray(before))[None], shape)[0]
         before = before[:1] if (before == before[:1]).all() else before  # the same image, however it is stored
@@ -123,7 +133,8 @@ def alike(source: Path, paths: Sequence[Path | Inside], read: Read, shape: Shape
         if flat:
             text = f"{source.name}: {len(flat)} images have a single value, such as all black: {min(flat)}"
             result.append(Finding("black", WARNING, text))
-        return (*result, *_of_values(source, list(spans.values()), read.bits))
+        dim = nearly_black(source.name, len(dark), len(paths))
+        return (*result, *dim, *_of_values(source, list(spans.values()), read.bits))
 
     return Images(shape, image, findings, again)
 
@@ -179,21 +190,33 @@ def _of_heads(source: Path, heads: Sequence[Head], shape: Shape) -> Iterable[Fin
         yield Finding("bits", ERROR, text, "if they use fewer, convert them to 8 bits")
 
 
-def _of_values(source: Path, spans: Sequence[tuple[int, int]], bits: int | None) -> Iterable[Finding]:
-    """Yield the findings on the lowest and highest values of 16-bit images. bits: that their owner says they have."""
-    counts = [max(high, ~low).bit_length() for low, high in spans]  # without sign
+def _of_values(source: Path, spans: Sequence[Span], bits: int | None) -> Iterable[Finding]:
+    """Yield the findings on the values of images of more than 8 bits. bits: that their owner says they have."""
+    counts = [max(span.high, ~span.low).bit_length() for span in spans]  # without sign
     most = max([8, *counts])
     most += most % 2  # as sensors have them: 10, 12 or 14
-    narrow = sum(high - low < NARROW for low, high in spans)
-    if spans and bits is None and narrow >= MOST * len(spans):
-        text = f"{source.name}: {narrow} of {len(spans)} 16-bit images use less than a sixteenth of the range"
-        yield Finding("bits", ERROR, text, f"set bits={most}, as many as their values have")
+    if bits is None and (text := narrow(spans)):
+        yield Finding("bits", ERROR, f"{source.name}: {text}", f"set bits={most}, as many as their values have")
     if beyond := sum(count > (bits or 16) for count in counts):
         text = f"{source.name}: {beyond} of {len(spans)} images have values of more than {bits} bits, which are cut off"
         yield Finding("bits", WARNING, text, f"if they count, set bits={most}")
 
 
-def upright(path: Path | Inside, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
+def nearly_black(name: str, dark: int, n: int) -> tuple[Finding, ...]:
+    """Return a finding if nine tenths of n images have no value over 1."""
+    text = f"{name}: {dark} images have no value but 0 and 1, of 0 to 255"
+    return (Finding("black", WARNING, text, "multiply them by 255"),) if dark >= MOST * n else ()
+
+
+def narrow(spans: Sequence[Span]) -> str:
+    """Return the words on images most of which use little of the range of their bits; "" if they do not."""
+    few = sum(span.high - span.low < 2**span.bits / RANGES for span in spans)
+    kinds = " or ".join(f"{kind}-bit" for kind in sorted({span.bits for span in spans}))
+    text = f"{few} of {len(spans)} {kinds} images use less than a sixteenth of the range"
+    return text if spans and few >= MOST * len(spans) else ""
+
+
+def upright(path: Path | Inside, bits: int | None = None) -> tuple[np.ndarray, Span | None]:
     """Return a user's image file as uint8 [height, width, 1 or 3], upright and on white, and of 16-bit values the
     lowest and the highest. bits: of such a value; None: 16. Unreadable if it is absent or no image."""
     with _image(path, bits) as image:
@@ -201,7 +224,7 @@ def upright(path: Path | Inside, bits: int | None = None) -> tuple[np.ndarray, t
         return pixels_of(image, bits)
 
 
-def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, tuple[int, int] | None]:
+def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, Span | None]:
     """Return an image as `upright` does."""
     spans, white_is_zero = image.info.get(VALUES), _tag(image, WHITE_OR_BLACK) == 0
     with warnings.catch_warnings():
@@ -209,7 +232,7 @@ def pixels_of(image: Image.Image, bits: int | None = None) -> tuple[np.ndarray, 
         image = ImageOps.exif_transpose(image)
     if image.mode in SIXTEEN:
         values = np.asarray(image)
-        spans = int(values.min()), int(values.max())
+        spans = Span(int(values.min()), int(values.max()))
         image = eight_bits(image, bits)
         image = ImageOps.invert(image) if white_is_zero else image  # Pillow does so for 8 bits alone
 
@@ -350,9 +373,9 @@ def dicom(file: IO[bytes], bits: int | None = None) -> Image.Image:
 
         values = processing.apply_voi_lut(processing.apply_modality_lut(pixels, image), image).astype(np.float64)
         low, high = _black_and_white(image, bits)
-        whole = bits is not None or int(image.get("BitsStored", 16)) == 16
-        if whole and "WindowCenter" not in image and not LOOKED_UP & set(image.dir()):
-            info[VALUES] = int(pixels.min()), int(pixels.max())
+        stored = int(image.get("BitsStored", 16))
+        if stored > 8 and "WindowCenter" not in image and not LOOKED_UP & set(image.dir()):
+            info[VALUES] = Span(int(pixels.min()), int(pixels.max()), stored)
         values = ((values - low) / (high - low)).clip(0, 1)
         if image.PhotometricInterpretation == "MONOCHROME1":
             values = 1 - values

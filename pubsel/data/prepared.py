@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
 from pubsel.data.examples import people_of
-from pubsel.data.findings import NOTE, WARNING, Finding, first_of
+from pubsel.data.findings import NOTE, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION
-from pubsel.data.images import MOST
+from pubsel.data.images import MOST, nearly_black
 from pubsel.data.splits import (
     Images,
     Listed,
@@ -95,12 +95,6 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
     ]
     _check_both(path, (train.shape, test.shape), (labels[0], labels[1]), classes, shape)
     return Listing(Unread(train.image, labels[0]), Unread(test.image, labels[1]))
-
-
-def nearly_black(name: str, dark: int, n: int) -> tuple[Finding, ...]:
-    """Return a finding if nine tenths of n images have no value over 1."""
-    text = f"{name}: {dark} images have no value but 0 and 1, of 0 to 255"
-    return (Finding("black", WARNING, text, "multiply them by 255"),) if dark >= MOST * n else ()
 
 
 def listed_arrays(path: Path, unit: str | None) -> Listed:

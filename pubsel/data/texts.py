@@ -15,7 +15,7 @@ from torch import Tensor
 from pubsel.data import memory, tables
 from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
-from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, hidden, same_words
+from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, files_below, lost_classes, other_files, same_words
 from pubsel.data.vectors import INDEX, PERSON, Vectors, is_rows, left_out
 from pubsel.files import plain, reading
 from pubsel.messages import UsageError, UserError
@@ -138,8 +138,12 @@ def as_text(value: Any) -> str:
 
 def files_in(folder: Path) -> list[Path]:
     """Return the .txt files of a folder, at any depth, sorted; hidden ones are left out."""
-    files = (path for path in folder.rglob("*") if path.suffix.lower() == SUFFIX and path.is_file())
-    return sorted(path for path in files if not any(map(hidden, path.relative_to(folder).parts)))
+    return sorted(filter(is_text, files_below(folder)))
+
+
+def is_text(path: Path) -> bool:
+    """Return whether a file is read as a text."""
+    return path.suffix.lower() == SUFFIX
 
 
 class Place(NamedTuple):
@@ -212,7 +216,9 @@ def _places(folder: Path, people: bool) -> tuple[list[Place], list[Finding]]:
         where = next(file for file, parts in zip(files, above, strict=True) if len(parts) != depth)
         text = f"{folder.name}: {len(files) - len(kept)} texts are not in a class folder, and are not read"
         findings.append(Finding("not_read", WARNING, f"{text}, the first {where.relative_to(folder).as_posix()}"))
-    return kept, findings
+    train = folder / next(top for top, *_ in filter(None, above) if top.lower() in TRAIN) if split else folder
+    findings += lost_classes(folder, train, [place.label for place in kept if not place.test], "texts")
+    return kept, [*findings, *other_files(folder, is_text)]
 
 
 def text_of(file: Path) -> str:
