@@ -20,6 +20,7 @@ from pubsel.algorithms.whitened_head import (
     ROW,
     centred,
     class_weights,
+    deviation_power,
     directions_of,
     discriminant,
     public_classifier,
@@ -83,6 +84,23 @@ def test_the_map_is_the_written_out_one(m):
     found = torch.cat([frozen(row) for row in torch.from_numpy(draw).float().split(1)]).numpy()
     signs = np.sign((found * want).sum(0))
     np.testing.assert_allclose(found * signs, want, rtol=2e-3, atol=2e-3)
+
+
+def test_features_of_images_that_take_both_signs_are_brought_to_one_deviation():
+    """As of wavelet scattering, where the scale of a feature says nothing; not activations, nor columns of texts."""
+    public, x = features(60), features(9, seed=1)
+    scale = torch.logspace(-2, 2, 30)
+
+    def rows(public, x, images):
+        facts = Facts(n=2000, d=30, m=len(public), classes=3, mu=1.0, images=images, public=public)
+        algorithm = build("whitened_head_once", k=8).derived(facts)
+        return algorithm.frozen(Split(public, torch.zeros(len(public))), 30, secret)(x)
+
+    for signed, images, same in ((True, True, True), (True, False, False), (False, True, False)):
+        one, other = (public, x) if signed else (public.abs(), x.abs())
+        scaled, plain = rows(one * scale, other * scale, images), rows(one, other, images)
+        assert torch.allclose(scaled.abs(), plain.abs(), rtol=1e-3, atol=1e-3) == same
+    assert deviation_power(public.abs(), True) == deviation_power(public, False) == -0.5
 
 
 @pytest.mark.parametrize("m", [20, 60])
@@ -175,7 +193,7 @@ def test_the_public_classifier_fits_each_label_on_the_rows_that_know_it():
 def test_a_map_with_public_labels_has_the_logits_of_the_public_classifier():
     """Each example by itself; of features less their mean, in rows of one length, without whitening."""
     public, y = features(40), torch.arange(40) % 3
-    algorithm = build("whitened_head", k=6).derived(Facts(n=100, d=30, m=40, classes=3, same_task=True))
+    algorithm = build("whitened_head", k=6).derived(Facts(100, 30, 40, 3, same_task=True, images=False))
     frozen = algorithm.frozen(Split(public, y), 30, secret)
     plain = whitened(public, 6, class_weights(y))
 
@@ -329,7 +347,7 @@ def test_directions_grow_with_the_budget_within_their_bounds(classes):
 
 def test_all_features_have_the_share_of_directions_that_public_examples_do_not_span():
     """None if they span all that are wanted; the rows keep their length."""
-    facts = Facts(n=10**5, d=30, classes=2, mu=1.0)
+    facts = Facts(n=10**5, d=30, classes=2, mu=1.0, images=False)
     for m, rest in ((31, 0.0), (25, 6 / 30), (2, 29 / 30)):
         algorithm = build("whitened_head").derived(facts._replace(m=m))
         assert algorithm.rest == pytest.approx(rest)
