@@ -2,9 +2,10 @@
 
     python scripts/spectra.py --to results/spectra.csv
 
-d features vary in directions that are turned at random, with variances j^-power; a tenth of each is of the class means.
-A tenth as many public examples as private ones have no labels. own, none: accuracy on 2,000 other examples in percent,
-with and without public data; rest: the share of all features (`rest_of`). Nothing of it is private.
+d features, of no images, vary in directions that are turned at random, with variances j^-power; a tenth of each is of
+the class means. A tenth as many public examples as private ones have no labels. own, none: accuracy on 2,000 other
+examples in percent, with and without public data; rest: the share of all features (`rest_of`). Nothing of it is
+private.
 """
 
 import argparse
@@ -62,7 +63,8 @@ def accuracy(parts: list[Split], classes: int, epsilon: float, public: bool, see
     known, private, test = parts
     n, d = private.x.shape
     mu = accountant.gaussian_mu(epsilon, DELTA)
-    facts = Facts(n, d, len(known.x) if public else 0, classes, mu=mu, public=known.x if public else None)
+    m, features = (len(known.x), known.x) if public else (0, None)
+    facts = Facts(n, d, m, classes, mu=mu, images=False, public=features)
     head = algorithms.build(option("algorithm", "whitened_head") | {"public_labels": "none"})
     assert isinstance(head, WhitenedHead)
     head = head.derived(facts)
