@@ -70,8 +70,8 @@ from pubsel.settings.schema import setting
 
 LENGTH = 1 / 0.3  # of each row of features; that of the bias, which is the constant feature, is 1
 ROW = math.hypot(1, LENGTH)  # with the bias
-DEVIATION = -0.5  # exponent of features' deviations, in the factor of each; -1: all have one deviation
-SIGNED = 0.25  # share of negative values, from which features of images are no activations, and all have one deviation
+SIGNED = 0.25  # share of negative values, from which features of images are no activations, and all vary alike
+LEAST = 1e-4  # of their mean variance, for features that are to vary alike
 EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
 FACTOR, POWER = 1.6, 0.6  # of the number of directions
 FEWEST, MOST = 5, 400  # directions
@@ -105,40 +105,28 @@ def class_weights(y: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
-def deviation_power(public: Tensor, images: bool) -> float:
-    """Return the exponent of deviations for public features [m, d]: -1 for features of images that take both signs,
-    such as wavelet scattering, whose orders differ in scale and not in what they say; DEVIATION for others: how much an
-    activation varies, or a column of embedded texts, says something of its weight."""
-    return -1.0 if images and float((public < 0).double().mean()) >= SIGNED else DEVIATION
-
-
-def standardised(
-    public: Tensor, weights: Tensor | None = None, root: bool = True, power: float = DEVIATION
-) -> tuple[Tensor, Tensor, Tensor]:
+def standardised(public: Tensor, weights: Tensor | None = None, root: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `whitened` finds directions of, float64 [m, d], whose squares sum up to the variances of features;
-    with the mean that was subtracted from their roots, and the scale that they were multiplied by, [d]: deviations to
-    the `power`."""
+    with the mean that was subtracted from their roots, and the scale that they were multiplied by, [d]."""
     x = roots(public.double()) if root else public.double()
     weights = x.new_full((len(x),), 1 / len(x)) if weights is None else weights
     mean = weights @ x
     deviations = (weights @ (x - mean).square()).sqrt()
     constant = (x == x[:1]).all(0)  # a constant feature says nothing, though its mean is rounded
-    scale = torch.where(constant, math.inf, deviations) ** power
+    scale = torch.where(constant, math.inf, deviations) ** -0.5
     return (x - mean) * scale * weights.sqrt()[:, None], mean, scale
 
 
-def whitened(
-    public: Tensor, k: int, weights: Tensor | None = None, root: bool = True, power: float = DEVIATION
-) -> Frozen:
+def whitened(public: Tensor, k: int, weights: Tensor | None = None, root: bool = True) -> Frozen:
     """Return the map x [n, d] -> [n, k] that public features [m, d] define.
 
-    Of the `roots` of features, which are skewed after a ReLU, the public mean is subtracted, and each is multiplied by
-    its public deviation to the `power`: divided by the square root of it, or by all of it. Direction j of the k with
-    the largest variance v_j is scaled by (v_j + mean v)^EXPONENT: not quite whitening, with a ridge. Last, each row is
-    brought to norm LENGTH. weights: of the examples, [m], with sum 1; None: all weigh the same. root: whether roots are
-    taken. UsageError if the public features do not vary.
+    Of the `roots` of features, which are skewed after a ReLU, the public mean is subtracted, and each is divided by the
+    square root of its public deviation. Direction j of the k with the largest variance v_j is scaled by (v_j + mean
+    v)^EXPONENT: not quite whitening, with a ridge. Last, each row is brought to norm LENGTH. weights: of the examples,
+    [m], with sum 1; None: all weigh the same. root: whether roots are taken. UsageError if the public features do not
+    vary.
     """
-    x, mean, scale = standardised(public, weights, root, power)
+    x, mean, scale = standardised(public, weights, root)
     m, d = x.shape
 
     # Of m examples fewer than features, the Gram matrix is the smaller one of the two with these eigenvalues.
@@ -220,14 +208,14 @@ def centred(d: int, n: int, mu: float, level: float) -> FirstRelease:
     return FirstRelease(clipped_sum, decode, 1.0, d)
 
 
-def spread_of(public: Tensor, root: bool = True, power: float = DEVIATION) -> float:
+def spread_of(public: Tensor, root: bool = True) -> float:
     """Return the number of directions that rows like the public ones [m, d] vary in: (sum v)^2 / sum v^2 of the
     variances v of all directions (the participation ratio), at most d; 0 of less than two rows, or equal ones.
 
     Of few rows, the squares of variances come out too large. So their sum is that of the squared products of pairs of
     different rows, whose mean does not depend on how many there are.
     """
-    x = standardised(public[:: -(-len(public) // LOOKED_AT)], None, root, power)[0].float()
+    x = standardised(public[:: -(-len(public) // LOOKED_AT)], root=root)[0].float()
     m, d = x.shape
     total = x.square().sum()
     if m < 2 or not total > 0:
@@ -330,8 +318,7 @@ class WhitenedHead(Clipping):
             algorithm.rest = max(0.0, 1 - spanned / wanted) if self.spreads else 0.0
             if self.spreads and facts.public is not None:
                 scaling = algorithm.scaling(facts.public)
-                scaled = Frozen().scaled(scaling)(facts.public)
-                spread = spread_of(scaled, facts.raw is None, deviation_power(scaled, facts.images))
+                spread = spread_of(Frozen().scaled(scaling)(facts.public), root=facts.raw is None)
                 algorithm.rest = max(algorithm.rest, rest_of(facts, spread, algorithm.k))
         if self.reads_names and facts.public is not None:
             algorithm.named_classes = self.by_names(facts, facts.public)
@@ -476,7 +463,7 @@ class WhitenedHead(Clipping):
             weights = None if facts.multi_label else class_weights(public.y)
         scaling = self.scaling(public.x)
         x = Frozen().scaled(scaling)(public.x)
-        frozen = whitened(x, self.k, weights, not table, deviation_power(x, facts.images))
+        frozen = whitened(x, self.k, weights, root=not table)
 
         frozen.rest = self.rest
         if self.offsets:
@@ -485,17 +472,26 @@ class WhitenedHead(Clipping):
         return frozen.scaled(scaling)
 
     def scaling(self, public: Tensor) -> Scaling | None:
-        """Return the scaling of features by public ones [m, d]: of the columns of a table, or of those of a network's
-        earlier stages, whose roots then vary STAGES times as much as those of its last layer; None if there is none."""
+        """Return the scaling of features by public ones [m, d]: of the columns of a table; of features of a network's
+        earlier stages, whose roots then vary STAGES times as much as those of its last layer; or of features of images
+        that take both signs, such as wavelet scattering, whose orders differ in scale and not in what they say, so that
+        all their roots vary alike. None if there is none: how much an activation varies says something of its weight.
+        """
         facts = self.facts
         if facts.raw is not None:
             return columns.by_public(public, facts.raw)
-        if not facts.stages:
+        signed = facts.images and float((public < 0).double().mean()) >= SIGNED
+        if not facts.stages and not signed:
             return None
-        last = public.shape[1] - facts.stages
-        variances = roots(public).double().var(0, correction=0)
-        scale = torch.ones(public.shape[1])
-        scale[last:] = max(float(variances[last:].sum() / (STAGES * variances[:last].sum()).clamp(min=1e-30)), 1e-30)
+
+        variances, scale = roots(public).double().var(0, correction=0), torch.ones(public.shape[1])
+        if facts.stages:
+            last = public.shape[1] - facts.stages
+            scale[last:] = max(
+                float(variances[last:].sum() / (STAGES * variances[:last].sum()).clamp(min=1e-30)), 1e-30
+            )
+        else:  # by which a root is divided is the root of it
+            scale = (variances / variances.mean().clamp(min=1e-30)).clamp(min=LEAST).float()
         return torch.zeros_like(scale), scale, torch.tensor(math.inf)
 
     def width(self, d: int) -> int:
