@@ -58,10 +58,12 @@ class Release:
     def __init__(self, folder: Path, labels: Sequence[Any], kept: Any = None):
         self.folder, self._kept = folder, kept  # which deletes the folder once nothing refers to it
         record = records.read_record(self.run / "result.json")
-        private = str(record["private"])
+        private, pair = str(record["private"]), record["settings"]["pair"]
+        words = {private: IN_MEMORY} | {name: f"public[{i}]" for i, name in enumerate(pair.get("candidates") or [])}
         if Path(private).parent == FOLDER:
-            record = json.loads(json.dumps(record).replace(private, IN_MEMORY))
             del record["identity"]
+        for name in (name for name in words if Path(name).parent == FOLDER):
+            record = json.loads(json.dumps(record).replace(name, words[name]))
         self.record = {key: value for key, value in record.items() if key not in NOT_RELEASED}
         self.privacy: dict[str, Any] = self.record["privacy"]
         with composed("predict", words_of({"run": folder})) as values:
@@ -186,6 +188,9 @@ def _requested(
     other arguments; folder: for what they write."""
     public, groups, bounds = (values.pop(key, None) for key in ("public", "groups", "bounds"))
     mine = None if isinstance(x, str | Path) and y is None else examples_in(x, y, groups)
+    if groups is not None and (mine is None or values.get("unit") is not None):
+        where = f"{x} is a path or a name" if mine is None else f"unit={values['unit']} names people too"
+        raise UsageError(f"groups: {where}: give unit=COLUMN alone, for whose each example is")
     sets = [] if public is None else public if isinstance(public, list) else [public]
     # a list of strings has names and paths of sets, or is a set of texts
     read = Read(text=values.get("text"), label=LABEL)

@@ -4,13 +4,14 @@ import itertools
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
 
 from pubsel.data import Reader, Source, Split, load, open_dataset, opened, overlap, public_examples, stored
-from pubsel.messages import UsageError
-from pubsel.settings.keys import Convert, Overlap, Pair, Take
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.keys import Convert, Overlap, Pair, Read, Take
 from tests.made import not_loaded, random_sets
 from tests.test_data import pixels
 
@@ -125,6 +126,45 @@ def test_private_images_that_are_public_too_leave(tmp_path, take):
     assert (task.test.x[:, 0].numpy() == own["test_images"][1:]).all()
     (finding,) = [finding for finding in task.findings if finding.name == "public_too"]
     assert "2 training and 1 test images that are public too are left out" in finding.text
+
+
+def table(path, kind, numbers):
+    """Rows, or texts, of some numbers: those of one number are equal."""
+    examples = {"text": [f"{number} words" for number in numbers]} if kind == "texts" else {"a": numbers, "b": 1.5}
+    places = np.arange(len(numbers))
+    answers = {"label": places % 2, "split": np.where(places % 5, "train", "test")}
+    pd.DataFrame(examples | answers).to_csv(path, index=False)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["rows", "texts"])
+def test_private_rows_that_are_public_too_leave(tmp_path, kind):
+    private = table(tmp_path / "private.csv", kind, range(100))
+    public = table(tmp_path / "public.csv", kind, range(90, 200))
+    for how, kept in (({"m": 110}, 90), ({"m": 88, "take": Take.train}, 92)):
+        task = load(pair(private, public, **how), "", False)
+        assert len(task.private.y) + len(task.test.y) == kept
+        assert f"{kind} that are public too are left out" in " ".join(task.notes)
+
+
+@pytest.mark.parametrize("kind", ["rows", "texts"])
+def test_rows_that_are_equal_by_chance_stay(tmp_path, kind):
+    private = table(tmp_path / "private.csv", kind, [i % 30 for i in range(100)])
+    often = table(tmp_path / "often.csv", kind, [i % 40 for i in range(110)])
+    not_loaded(pair(private, often, m=110), "", rf"often.csv: 90 of 110 public {kind} equal private ones", UserError)
+    task = load(pair(private, often, m=110, read=Read(accept=["public_too"])), "", False)
+    assert len(task.private.y) + len(task.test.y) == 100
+    seldom = table(tmp_path / "seldom.csv", kind, [25 + i % 80 for i in range(110)])
+    task = load(pair(private, seldom, m=110), "", False)
+    assert len(task.private.y) + len(task.test.y) == 100
+    assert [finding.severity for finding in task.findings if finding.name == "public_too"] == ["warning"]
+
+
+@pytest.mark.parametrize("take", [Take.test, Take.train])
+def test_equal_rows_of_the_private_set_as_its_own_public_data_stay(tmp_path, take):
+    private = table(tmp_path / "private.csv", "rows", [i % 4 for i in range(100)])
+    task = load(pair(private, private, m=10, take=take), "", False)
+    assert len(task.private.y) + len(task.test.y) == 90
 
 
 # The private set's own parts

@@ -214,7 +214,7 @@ def test_public_texts_are_a_list_of_texts_or_of_sets(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     whose = [row["user"] for row in corpus(500)]
     release = pubsel.fit(pd.DataFrame({"note": TEXTS}), TOPIC, public=TEXTS[:60], text="note", groups=whose, epsilon=5)
-    assert release.record["private_units"] == 250
+    assert release.record["private_units"] == 220  # 30 people's texts are public too
     with pytest.raises(UsageError, match=r"bounds=\.\.\.: x is a table of texts, on which it has no effect"):
         pubsel.fit(TEXTS, TOPIC, bounds=[0, 1])
 
@@ -267,7 +267,7 @@ def test_data_sets_of_hugging_face_are_taken_by_their_columns(kind):
     assert (release.predict(list(test[test.column_names[0]])) == truth).mean() > 0.6
     if kind == "texts":
         public = pubsel.fit(train, public=test, public_labels="given", epsilon=8)
-        assert public.record["public"].startswith("in_memory")
+        assert public.record["public"] == "public[0]"
 
 
 def test_columns_that_may_mean_several_things_are_refused():
@@ -293,9 +293,35 @@ def test_public_rows_and_groups(tmp_path):
     release = pubsel.fit(X[:400], Y[:400], public=(X[400:], Y[400:]), public_labels="given", groups=np.arange(400) // 2)
     assert release.record["private_units"] == 200
     assert "for a person" in release.privacy["statement"]
-    assert release.record["public"] is None or release.record["public"].startswith("in_memory")
+    assert release.record["public"] is None or release.record["public"] == "public[0]"
     named = pubsel.fit(IMAGES, DIGIT, public=["photo_patches", IMAGES[:200]], epsilon=3)
     assert (named.predict(IMAGES) == DIGIT).mean() > 0.8
+
+
+@pytest.mark.attack
+def test_private_rows_as_public_ones_are_refused_and_no_digest_of_either_is_released():
+    for public in (X, (X[::-1], Y[::-1])):
+        with pytest.raises(UsageError, match=r"no private rows remain: all are public \(public\[0\]\)"):
+            pubsel.fit(X, Y, public=[public], epsilon=3)
+    with pytest.raises(ValueError, match=r"no private rows remain"):
+        PrivateClassifier(public=X).fit(X, Y)
+    assert not lines()
+
+    release = pubsel.fit(X[:400], Y[:400], public=[X[380:]], epsilon=3)
+    assert release.record["private_examples"] == 380
+    assert "public rows, which their owner does not name" in release.card
+    assert ".parquet" not in release.card + json.dumps(release.record)
+
+
+@pytest.mark.attack
+def test_rows_that_are_often_equal_stay_only_if_their_owner_accepts_it():
+    coarse = (X[:, :3] > X[:, :3].mean(0)).astype(float)
+    with pytest.raises(UserError, match=r"public\[0\]: 169 of 169 public rows equal private ones of x: .*public_too"):
+        pubsel.fit(coarse[:400], Y[:400], public=[coarse[400:]], epsilon=5)
+    assert not lines()
+    release = pubsel.fit(coarse[:400], Y[:400], public=[coarse[400:]], epsilon=5, accept=["public_too"])
+    assert release.record["private_examples"] == 400
+    assert ("Private examples that equal public ones" in release.card) == (release.record["public"] is not None)
 
 
 def test_several_labels_an_example():
@@ -475,6 +501,25 @@ def test_labels_and_people_may_be_a_column():
         examples_in(pd.DataFrame(X), "sick")
     with pytest.raises(UsageError, match="two columns are called 1"):
         examples_in(pd.DataFrame(X[:, :2], columns=[1, "1"]), Y)
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_people_are_named_once(audited):
+    """Otherwise others would be protected than those that groups names."""
+    frame = pd.DataFrame(X[:, :3], columns=["a", "b", "person"]).assign(clinic=np.arange(569) % 9, label=Y)
+    frame.to_csv("rows.csv")
+    groups, made = np.arange(569) // 2, pubsel.audit if audited else pubsel.fit
+    for x, y, settings, message in (
+        ("rows.csv", None, {}, "groups: rows.csv is a path or a name: give unit=COLUMN"),
+        (Path("rows.csv"), None, {"unit": "clinic"}, "groups: rows.csv is a path or a name: give unit=COLUMN"),
+        (X, Y, {"unit": "0"}, "groups: unit=0 names people too: give unit=COLUMN alone"),
+        (frame, "label", {}, "groups: x has a column person of other values: rename that one"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            made(x, y, groups=groups, **settings)
+    assert not lines()
+    frame["person"] = groups
+    assert examples_in(frame, "label", groups).frame[memory.PERSON].tolist() == groups.tolist()
 
 
 def test_people_in_bytes_are_as_many_as_they_are():

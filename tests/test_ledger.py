@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from filelock import FileLock, Timeout
@@ -16,12 +17,12 @@ from pubsel import records
 from pubsel.cell import Spending, Streams
 from pubsel.commands import list_runs
 from pubsel.data import Split, load
-from pubsel.messages import UserError
+from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.composition import Components, components_of
-from pubsel.privacy.ledger import Cap, Entry, Spent, cost_of, note, read
+from pubsel.privacy.ledger import Cap, Entry, Spent, cost_of, note, of_data, read
 from pubsel.records import leave_out
-from pubsel.settings.keys import Convert, Pair
+from pubsel.settings.keys import Convert, Pair, Read, Scale
 from tests.made import done, failed, interrupted, write_npz
 from tests.synthetic import STATED, record, secret_named
 
@@ -596,6 +597,49 @@ def test_the_same_examples_are_found_under_another_path_in_another_order_and_for
         return load(pair, str(tmp_path), False).original
 
     assert original("a") == original("b") == original("c.npz") != original("fewer.npz")
+
+
+def test_the_same_rows_are_found_however_they_are_read(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"a": draw.normal(size=60), "n": draw.integers(0, 9, 60).astype(float), "code": ["07", "8"] * 30}
+    )
+    frame["sex"], frame["label"] = draw.choice(["f", "M "], 60), np.arange(60) % 2
+    frame.loc[::7, ["n", "sex"]] = np.nan
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    frame.assign(sex=frame["sex"].replace("f", "x")).to_csv(tmp_path / "others.csv", index=False)
+    frame[["a", "n", "label"]].to_csv(tmp_path / "numbers.csv", index=False)
+    np.savez(tmp_path / "rows.npz", x=frame[["a", "n"]].to_numpy(), y=frame["label"])
+
+    def original(name: str, **read: object) -> str | None:
+        pair = Pair(private=str(tmp_path / name), public=None, read=Read(accept=["words", "missing"], **read))
+        return load(pair, str(tmp_path), False).original
+
+    def bounds(**values: list) -> str:
+        path = tmp_path / f"{'_'.join(values)}.json"
+        path.write_text(json.dumps(values))
+        return str(path)
+
+    ways = [{}, {"scale": Scale.none}, {"bounds": bounds(a=[-1, 1], n=[0, 3])}]
+    ways += [{"bounds": bounds(sex=["m", "f"])}, {"bounds": bounds(code=["7", "8"], sex=["m"], a=[0, 1])}]
+    same = {original("rows.csv", **way) for way in ways}
+    assert len(same) == 1
+    assert same.isdisjoint({original("others.csv", **ways[3]), original("numbers.csv")})
+    arrays = [{}, {"scale": Scale.private}, {"bounds": [0, 2]}]
+    assert {original("rows.npz", **way) for way in arrays} == {original("numbers.csv", **way) for way in ways[:3]}
+    assert len({original("rows.npz", **way) for way in arrays}) == 1
+
+
+def test_a_link_to_the_data_is_the_data(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,label")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "rows.csv")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    note(tmp_path, "content", SECURE._replace(private=str(tmp_path / "rows.csv"), cap=Cap(2.5)))
+    for name in ("link.csv", "folder/rows.csv", "folder/link.csv"):
+        with pytest.raises(UsageError, match=r"budget: .* has spent"):
+            note(tmp_path, name, SECURE._replace(private=str(tmp_path / name)))
+    lines_of, cap = of_data(tmp_path, str(tmp_path / "folder" / "link.csv"))
+    assert (len(lines_of), cap) == (1, Cap(2.5))
 
 
 @pytest.mark.parametrize(

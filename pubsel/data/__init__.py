@@ -276,7 +276,7 @@ def _with_public(
     if public is None:
         return table, None, [*findings], notes
 
-    table, shared = apart(table, public.digests, how)
+    table, shared = apart(table, public.digests, how, " + ".join(sets))
     return table, public, [*findings, *shared], notes
 
 
@@ -347,7 +347,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         findings=tuple(findings),
         bits=pair.read.bits,
         content=None if published else digest([table.content.own, table.y.contiguous().numpy(), table.unit]),
-        original=_original(table),
+        original=_original(opened, table),
         columns=source.columns,
         raw=source.raw,
         stages=source.stages,
@@ -409,12 +409,14 @@ def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tup
     table, findings = without_copies(whole)
     settle(findings, accept)
     private = side(opened.used.train, table.has(Role.private)[~table.test])[0]
-    return private, findings, _original(whole)
+    return private, findings, _original(opened, whole)
 
 
-def _original(table: Examples) -> str:
-    """Return a digest of all examples of the private set, in any order, but for a test part that is made up."""
-    return digest([np.unique(table.content.own[~(table.test & table.untested)])])
+def _original(opened: Opened, table: Examples) -> str:
+    """Return a digest of all examples of the private set as they were read, whatever their bounds, words and scale, in
+    any order, but for a test part that is made up."""
+    as_read = opened.images.as_read
+    return digest([np.unique(table.content.own[~(table.test & table.untested)] if as_read is None else as_read)])
 
 
 def checked(
@@ -519,7 +521,7 @@ def _from_training(
     if same:
         table, findings = take_public(table, np.concatenate([drawn_rows, table.has(Role.public)[table.test]]), how)
     else:
-        table, findings = apart(table, digests, how)
+        table, findings = apart(table, digests, how, name)
         if how == Overlap.refuse:
             kept = rows(table.content, table.has(Role.private) | table.test)
             notes += _noted(chosen, 0, among(digests, kept), f"the private data {pair.private}", how)
@@ -847,7 +849,7 @@ def _untested(source: Source) -> Source:
 def _of_rows(name: str, rows: Vectors) -> Source:
     """Return the source of rows."""
     source = _own(parts_of(name, rows), rows.classes, rows.names)
-    return source._replace(findings=rows.findings, columns=rows.columns, raw=rows.raw)
+    return source._replace(findings=rows.findings, columns=rows.columns, raw=rows.raw, as_read=rows.as_read)
 
 
 def _of_texts(name: str, labelled: LabelledTexts) -> Source:
@@ -902,7 +904,6 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
     seen, of_all = list[tuple[str, tuple[Digests, ...]]](), list[Digests]()
-
     # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
     for place in sorted(range(len(names)), key=lambda place: not from_private[place]):
@@ -933,7 +934,8 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         for what, others in [*_private_side(against, same), *seen]:
             published = what == OWN and not is_path(name)
             notes += _noted(chosen, 1, among(digests, *others), what, how, published)
-        of_all.append(digests)
+        # equal rows of one set are of different people, as its private ones are
+        of_all.append(rows(digests, slice(0)) if same and opened.images.kind != "images" else digests)
         if not pool:  # an image that two sets of a pool have is in it twice
             seen.append((f"the public set {name}", (digests,)))
 

@@ -47,6 +47,7 @@ FEW = 50  # training images of a class, below which it may be lost in the noise
 NAMED = 5  # classes that a finding names
 MANY = 20  # classes that are never too many
 LARGE = 0.1  # share of all examples above which one person is doubtful
+REPEATED = 0.1  # share of public rows that equal another one, above which rows may be equal by chance
 USUAL = 3  # times the mean number of examples of a person, below which nobody is
 
 
@@ -268,18 +269,29 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
     )
 
 
-def apart(table: Examples, public: Digests, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
+def apart(table: Examples, public: Digests, how: Overlap, name: str) -> tuple[Examples, tuple[Finding, ...]]:
     """Return the table with no example that is public too, and findings: how=leave: such examples leave the private
-    data and the test set. Public data decide this image by image, so nobody moves anybody else."""
-    if table.kind != "images":
-        return table, ()
+    data and the test set. Public data decide this example by example, so nobody moves anybody else. name: of these.
+
+    Equal images are one image. Rows and texts may be equal by chance, and public data alone tell where that is common:
+    if more than a share REPEATED of the public ones equal another public one, none leaves, and it is an error if more
+    than that share equal private ones. Otherwise two rows that are drawn alike are equal with probability REPEATED / m
+    or so, for m public ones, so that by chance about that share of the private ones leaves at most."""
     stays = table.has(Role.private) | table.has(Role.test)
     twice = stays.copy()
     twice[stays] = among(rows(table.content, stays), public)
     if how != Overlap.leave or not twice.any():
         return table, ()
+    n = len(public.own)
+    if table.kind != "images" and len(np.unique(public.own)) < (1 - REPEATED) * n:
+        equal = int(among(public, rows(table.content, stays)).sum())
+        text = f"{name}: {equal} of {n} public {table.kind} equal private ones of {table.name}"
+        severity = ERROR if equal > REPEATED * n else WARNING
+        return table, (
+            Finding("public_too", severity, text, "give other public data, unless they are of other people"),
+        )
     of_test = int((twice & table.test).sum())
-    counts = f"{int(twice.sum()) - of_test} training and {of_test} test images"
+    counts = f"{int(twice.sum()) - of_test} training and {of_test} test {table.kind}"
     text = f"{table.name}: {counts} that are public too are left out"
     return table.move(twice, Role.left_out), (Finding("public_too", WARNING, text),)
 

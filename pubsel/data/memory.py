@@ -113,6 +113,8 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
             names = [f"{LABEL} {i}" for i in range(values.shape[1])]
             labels = pd.DataFrame(values, columns=names)
             frame = pd.concat([frame, labels if labels.isna().any(axis=None) else labels.astype(np.int64)], axis=1)
+        elif column in frame and (frame[column].to_numpy() != values).any():
+            raise UsageError(f"{name}: x has a column {column} of other values: rename that one")
         else:
             frame = frame.assign(**{column: values})
     return InMemory(frame, images)

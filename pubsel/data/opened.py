@@ -9,7 +9,7 @@ import torch
 
 from pubsel.data import overlap
 from pubsel.data.findings import Finding
-from pubsel.data.overlap import Digests
+from pubsel.data.overlap import Digest, Digests
 from pubsel.data.splits import Files, Groups, Split, cat
 from pubsel.data.texts import TextInput, Texts
 from pubsel.data.vectors import Field
@@ -37,6 +37,7 @@ class Source(NamedTuple):
     stages: int = 0  # of its features, how many come last and are of stages before the last layer of a network
     texts: Texts | None = None  # that x are the hashed words of
     untested: bool = False  # the test part is made up
+    as_read: Digest | None = None  # `Vectors.as_read`, in any order
 
     @property
     def kind(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from pubsel.data import memory, tables
 from pubsel.data.embeddings import BLOCK, open_embeddings
-from pubsel.data.examples import drawn, each_row, folded, in_hash_order, people_of
+from pubsel.data.examples import drawn, each_row, folded, in_hash_order, people_of, unit_of
 from pubsel.data.findings import ERROR, NOTE, Finding, first_of
 from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
 from pubsel.data.images import MOST
-from pubsel.data.overlap import digests, remember
+from pubsel.data.overlap import Digest, digests, remember
 from pubsel.data.prepared import arrays_of, classes_of, names_in, people_in, shape_in
 from pubsel.data.splits import Split
 from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
@@ -43,6 +43,7 @@ MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL",
 PERSON = re.compile(
     r"(patient|subject|person|participant|user|customer|client|member|mrn|ssn)s?([ _-]?(id|no|nr|number))?"
 )
+NO_WORDS = {folded(word) for word in MISSING}
 LARGEST = float(np.finfo(np.float32).max)  # of the numbers that are read
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 
@@ -128,6 +129,7 @@ class Vectors(NamedTuple):
     columns: tuple[Field, ...] = ()
     raw: int | None = None  # how many columns, the first ones, have no known scale; None: x are features
     findings: tuple[Finding, ...] = ()
+    as_read: Digest | None = None  # of each row before bounds, words and scale decide what x is; None: of x
 
 
 class Sides(NamedTuple):
@@ -276,18 +278,24 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
     """Return rows of an array with what their owner says about their scale. Numbers that are missing are zero in
     features; UserError if a row has none at all."""
     n, d = rows.x.shape
+
     # an infinite number is a missing one, as in a table; bounds are applied before anything is rounded
-    exact = (part.double() for part in in_parts(rows.x, BLOCK))
-    parts = (part.where(part.abs() <= LARGEST, torch.nan) for part in exact)
+    def parts() -> Iterator[Tensor]:
+        exact = (part.double() for part in in_parts(rows.x, BLOCK))
+        return (part.where(part.abs() <= LARGEST, torch.nan) for part in exact)
+
+    def as_read() -> Digest:
+        return np.concatenate([digests(part.float()) for part in parts()])
+
     if read.bounds is not None:
         if isinstance(read.bounds, str):
             raise UsageError(f"bounds={read.bounds}: of an array: give [least,most] of all its numbers")
         least, most = read.bounds
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
-        scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts)
-        return rows._replace(x=gathered(scaled, n), columns=columns, raw=0)
+        scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts())
+        return rows._replace(x=gathered(scaled, n), columns=columns, raw=0, as_read=as_read())
     if read.scale == Scale.private:
-        x = gathered((part.float() for part in parts), n)
+        x = gathered((part.float() for part in parts()), n)
         return rows._replace(x=x, columns=tuple(Field(str(i)) for i in range(d)), raw=d)
     if rows.x.dtype != torch.float32:
         rows = rows._replace(x=gathered((part.float() for part in in_parts(rows.x, BLOCK)), n))
@@ -297,7 +305,7 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
     text = f"{path.name}: {bad} of {len(rows.x)} rows have numbers that are missing or infinite"
     finding = Finding("missing", ERROR, text, "correct them; accepted, they are 0")
     known = gathered((x.nan_to_num(0.0, 0.0, 0.0) for x in in_parts(rows.x, BLOCK)), len(rows.x))
-    return rows._replace(x=known, findings=(*rows.findings, finding))
+    return rows._replace(x=known, findings=(*rows.findings, finding), as_read=as_read())
 
 
 # Tables
@@ -325,11 +333,35 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
         columns, more = _columns_of(table, frame, read, bounds)
         findings += more
     x = as_rows(frame, columns)
+    features = frame[[name for name in frame if name not in left_out(table, frame, {})[0]]]
+    plain_columns = tuple(map(Field, features))
+    as_read = (
+        None
+        if like or (columns == plain_columns and read.scale != Scale.none)
+        else _as_read(features if len(plain_columns) else frame)
+    )
     raw: int | None = sum(column.raw for column in columns)
     if read.scale == Scale.none and not like:
         x, raw = gathered((part.nan_to_num(0.0) for part in in_parts(x, BLOCK)), len(x)), None
     known = answers.y, answers.test, answers.classes, answers.names, answers.people
-    return Vectors(x, *known, columns, raw, tuple(findings))
+    return Vectors(x, *known, columns, raw, tuple(findings), as_read)
+
+
+def _as_read(features: pd.DataFrame) -> Digest:
+    """Return the digests of the rows of a table before bounds, words and scale decide how they are read, [n]: numbers
+    are those that `as_rows` returns without bounds, and a word is a number by its hash."""
+
+    def column(values: pd.Series[Any]) -> np.ndarray:
+        numbers = Field(str(values.name)).read(values)
+        if values.dtype.kind in "fiub":
+            return numbers
+        is_word = np.isnan(numbers) & values.map(lambda value: _as_word(value).strip() not in NO_WORDS).to_numpy(bool)
+        numbers[is_word] = values[is_word].map(lambda value: unit_of(_as_word(value)) % 2**24).to_numpy(np.float32)
+        return numbers
+
+    blocks = (features.iloc[first : first + BLOCK] for first in range(0, max(1, len(features)), BLOCK))
+    rows = (np.stack([column(block[name]) for name in features], axis=1) for block in blocks)
+    return np.concatenate([digests(torch.from_numpy(block)) for block in rows])
 
 
 def as_rows(frame: pd.DataFrame, columns: Sequence[Field]) -> Tensor:

@@ -410,11 +410,13 @@ def _parts(folder: Path, records: Iterable[Mapping[str, Any]], damaged: Callable
 
 
 def _keys(lines: Iterable[Line]) -> set[str]:
-    """Return the names of the data of some lines, paths in one spelling, and the digests of all their examples."""
+    """Return the names of the data of some lines, paths in one spelling and where their links lead, and the digests of
+    all their examples."""
     keys = set[str]()
     for line in lines:
         name = line["private"]
-        keys.add(os.path.abspath(os.path.expanduser(name)) if is_path(name) else name)
+        path = os.path.abspath(os.path.expanduser(name))
+        keys |= {path, os.path.realpath(path)} if is_path(name) else {name}
         keys |= {line["data"]} if line.get("data") else set()
     return keys
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pubsel import __version__
+from pubsel.data.memory import FOLDER
 from pubsel.data.texts import LENGTH
 from pubsel.messages import above
 from pubsel.privacy.accountant import GAUSSIAN, ROUNDED, neighbours
@@ -191,6 +192,8 @@ def not_covered(record: dict[str, Any], shape: str = "their shape", others: str 
         sentences.append(f"A person whose examples have several values of {unit}, and so count as several people.")
     if record["public"] is not None:
         sentences.append("The public data: nobody in them is protected.")
+    if record["public"] is not None and "public_too" in (at(settings, "pair.read.accept") or []):
+        sentences.append("Private examples that equal public ones, as far as there are any: they were trained on too.")
     if record["public"] is not None and _takes_from_private(record):
         part = "Training" if at(settings, "pair.take") == "train" else "Test"
         sentences.append(f"{part} examples of the private set that were declared public, and used as public data.")
@@ -256,13 +259,15 @@ def _published(model: dict[str, Any]) -> bool:
 
 def _named(public: Any, private: str, kind: str = "images") -> str:
     """Return the name of public data, joined by + if there are several; of a path, only its last part. The name of
-    private data that are given by a path never appears. kind: of the examples, images or rows."""
+    private data that are given by a path never appears, nor that of data in memory, which is a digest. kind: of the
+    examples, images or rows."""
     names = []
     for name in map(str, public_sets(public)):
         same = (
             "a part of the private data" if _same(name, private) else f"public {kind}, which their owner does not name"
         )
-        names.append(same if is_path(private) and short_name(name) == short_name(private) else short_name(name))
+        unnamed = Path(name).parent == FOLDER or (is_path(private) and short_name(name) == short_name(private))
+        names.append(same if unnamed else short_name(name))
     return " + ".join(names)
 
 
