@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from pubsel import records
 from pubsel.commands import fit as command
 from pubsel.commands.predict import THRESHOLD, predicted
+from pubsel.data.arrow import as_word
 from pubsel.data.examples import folded
 from pubsel.data.given import given
 from pubsel.data.memory import (
@@ -68,9 +70,11 @@ class Release:
         self.privacy: dict[str, Any] = self.record["privacy"]
         with composed("predict", words_of({"run": folder})) as values:
             self._classifier = opened(check(PredictConfig, values))
-        known = {folded(str(label)): label for label in labels}
+        exact = {as_word(label) if isinstance(label, bytes) else str(label): label for label in labels}
+        alike = Counter(map(folded, exact))
+        known = {folded(text): label for text, label in exact.items() if alike[folded(text)] == 1} | exact
         names = self._classifier.classes
-        self.classes = np.array([known.get(folded(name), name) for name in names])
+        self.classes = np.array([known.get(name, known.get(folded(name), name)) for name in names])
 
     @property
     def run(self) -> Path:

@@ -324,6 +324,23 @@ def test_rows_that_are_often_equal_stay_only_if_their_owner_accepts_it():
     assert ("Private examples that equal public ones" in release.card) == (release.record["public"] is not None)
 
 
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        (["AA", "Aa", "aa"], {"accept": ["labels"]}),
+        ([b"benign", b"malign", b"other"], {}),
+        ([1.0, 2.5, 3.0], {}),
+        (["01", "1", "x"], {"accept": ["labels"]}),
+    ],
+)
+def test_classes_are_the_labels_as_they_are_spelt(names, settings):
+    places = np.arange(569) % 3
+    x, y = np.eye(3)[places] + np.random.default_rng(0).normal(size=(569, 3)) / 10, np.array(names)[places]
+    release = pubsel.fit(x, y, epsilon=5, **settings)
+    assert sorted(release.classes.tolist()) == sorted(names)
+    assert (release.predict(x) == y).mean() > 0.9
+
+
 def test_several_labels_an_example():
     several = np.stack([Y, X[:, 0] > 14], axis=1).astype(int)
     release = pubsel.fit(X, several, epsilon=5)

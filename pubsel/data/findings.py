@@ -29,7 +29,7 @@ NAMES = {
     "conflict": "one image with several labels, or classes, which is left out",
     "copies": "copies of an image, which are one example",
     "both_sides": "images, or people, in the training and in the test part, which leave the training part",
-    "public_too": "private examples that are public too, which leave; an error for rows or texts of which many are equal",
+    "public_too": "private examples that are public too, which leave; an error if rows or texts are often equal",
     "shared": "images that several people have",
     "sizes": "images of other sizes than most",
     "no_size": "images without a size that nine tenths have, which a network on pixels needs",
