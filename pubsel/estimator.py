@@ -133,8 +133,8 @@ def fit(
 ) -> Release:
     """Train a private linear classifier as `pubsel fit` does, on data in memory or at a path, and return its release.
 
-    x, y, groups: as in `data.memory.examples_in`, all of which are trained on; or x: a path or a name, as of the
-    command. public: other examples, (x, y) or x alone, a path or a name, or a list of these: one is chosen privately,
+    x, y, groups: as in `data.memory.examples_in`, all of which are trained on, unless a column of a table says train or
+    test; or x: a path or a name, as of the command. public: other examples, (x, y) or x alone, a path or a name, or a list of these: one is chosen privately,
     or none. bounds: [least, most] of all numbers, or those of columns, or their words, by name, also in a JSON file;
     scale: private (auto): a part of epsilon brings columns to one scale; none: numbers stay as they are, as those of an
     encoder may. results: the folder with the ledger of what was released; of data in memory nothing else is kept.

@@ -341,6 +341,19 @@ def test_classes_are_the_labels_as_they_are_spelt(names, settings):
     assert (release.predict(x) == y).mean() > 0.9
 
 
+@pytest.mark.parametrize("kind", ["rows", "texts"])
+@pytest.mark.usefixtures("few_features")
+def test_a_column_with_the_split_is_taken_as_of_a_file(kind):
+    """Otherwise a model would be measured on what it was trained on."""
+    frame = pd.DataFrame({"a": X[:, 0]} if kind == "rows" else {"text": [f"{'good' if y else 'bad'} {y}" for y in Y]})
+    frame, part = frame.assign(label=Y), np.where(np.arange(569) % 4, "train", "test")
+    for name, settings in (("split", {}), ("split", {"split": "split"}), ("part", {"split": "part"})):
+        frame.assign(**{name: part}).to_csv("table.csv", index=False)
+        held = pubsel.fit(frame.assign(**{name: part}), "label", **settings)
+        file = pubsel.fit("table.csv", results="others", **settings)
+        assert held.record["private_examples"] == file.record["private_examples"] == (part == "train").sum()
+
+
 def test_several_labels_an_example():
     several = np.stack([Y, X[:, 0] > 14], axis=1).astype(int)
     release = pubsel.fit(X, several, epsilon=5)

@@ -808,8 +808,8 @@ def _own(parts: Parts | Sides, classes: int, names: tuple[str, ...]) -> Source:
 
 
 def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
-    """Return what is in memory. Private examples are all trained on: in place of a test part is a made-up example of
-    each class (`_untested`)."""
+    """Return what is in memory. Unless a column says train or test, private examples are all trained on: in place of a
+    test part is a made-up example of each class (`_untested`)."""
     held, path = memory.of_memory(name), Path(name)
     assert held is not None
     read = dataclasses.replace(read, label=memory.label_columns(held.frame))
@@ -819,8 +819,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
         source = _of_decoded(listed.classes, decoded.open_decoded(name, listed, path, False, read))
     elif held.x is None and is_texts(path, read):
         texts = read_texts(path, unit, read, labelled)
-        rows = texts.rows._replace(test=np.zeros(len(texts.texts), dtype=bool))
-        source = _of_texts(name, texts._replace(rows=rows))
+        source = _of_texts(name, texts._replace(rows=_in_parts(texts.rows)))
     else:
         if held.x is None:
             rows = read_rows(path, unit, read, columns, labelled)
@@ -831,8 +830,13 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
             dark = nearly_black(path.name, int((x <= 1).flatten(1).all(1).sum()), len(x))
             findings = (*answers.findings, *dark)
             rows = Vectors(x, answers.y, None, answers.classes, answers.names, answers.people, findings=findings)
-        source = _of_rows(name, rows._replace(test=np.zeros(len(rows.y), dtype=bool)))
-    return _untested(source) if labelled else source
+        source = _of_rows(name, _in_parts(rows))
+    return source if len(source.test.y) or not labelled else _untested(source)
+
+
+def _in_parts(rows: Vectors) -> Vectors:
+    """Return rows in memory, all of which are of the training part if no column says otherwise."""
+    return rows._replace(test=np.zeros(len(rows.y), dtype=bool)) if rows.test is None else rows
 
 
 def _untested(source: Source) -> Source:
