@@ -50,7 +50,8 @@ IN_MEMORY = "x"  # what private data in memory are called, whose name is a diges
 
 
 class Release:
-    """A model that may be given away. Its folder is temporary and is deleted with this object; `save` copies it.
+    """A model that may be given away. Its folder is temporary and is deleted with this object; `save` copies it. A copy,
+    such as a pickled one, has a folder too, but not its run, which has more than may be given away.
 
     record: what was trained and with which guarantee (`records.RECORD`), without what is not released; privacy: the
     statement, epsilon, delta and unit; card: README.md of the folder; classes: the labels, in the order of the columns
@@ -78,9 +79,24 @@ class Release:
 
     @property
     def run(self) -> Path:
-        """Return the folder of the run that it is the model of."""
-        (folder,) = (self.folder.parent / "results" / "runs").iterdir()
+        """Return the folder of the run that it is the model of. UserError if it is a copy."""
+        runs = self.folder.parent / "results" / "runs"
+        if not runs.exists():
+            raise UserError("run: a copy of a release has none: take that which fit returned, or fit with format=onnx")
+        (folder,) = runs.iterdir()
         return folder
+
+    def __getstate__(self) -> dict[str, Any]:
+        files = {path.name: path.read_bytes() for path in self.folder.iterdir()}
+        return {**self.__dict__, "folder": files, "_kept": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
+        self.folder = Path(self._kept.name) / "release"
+        self.folder.mkdir()
+        for name, content in state["folder"].items():
+            (self.folder / name).write_bytes(content)
 
     @property
     def card(self) -> str:

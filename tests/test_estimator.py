@@ -1,6 +1,8 @@
 """Data in memory: `pubsel.fit`, its release, and the estimator of scikit-learn."""
 
+import copy
 import json
+import pickle
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.feature_extraction.text import HashingVectorizer
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import cross_val_score, cross_validate
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
@@ -352,6 +354,31 @@ def test_a_column_with_the_split_is_taken_as_of_a_file(kind):
         held = pubsel.fit(frame.assign(**{name: part}), "label", **settings)
         file = pubsel.fit("table.csv", results="others", **settings)
         assert held.record["private_examples"] == file.record["private_examples"] == (part == "train").sum()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda release: pickle.loads(pickle.dumps(release))])
+def test_a_copy_of_a_release_is_one(copied, tmp_path):
+    release = pubsel.fit(X, Y)
+    answers, card = release.predict_proba(X), release.card
+    content = release.save(tmp_path / "before").joinpath("model.safetensors").read_bytes()
+    again = copied(release)
+    del release
+    assert (again.predict_proba(X) == answers).all()
+    assert again.card == card
+    assert again.save(tmp_path / "after").joinpath("model.safetensors").read_bytes() == content
+    assert pubsel.load(tmp_path / "after").predict(X).answers == again.predict(X).astype(str).tolist()
+    with pytest.raises(UserError, match="run: a copy of a release has none"):
+        _ = again.run
+    folder = again.folder
+    del again
+    assert not folder.exists()
+
+
+def test_estimators_of_a_cross_validation_may_be_given_away(tmp_path):
+    results = cross_validate(PrivateClassifier(epsilon=5), X, Y, cv=2, n_jobs=2, return_estimator=True)
+    for i, model in enumerate(results["estimator"]):
+        assert (model.release_.save(tmp_path / f"{i}") / "privacy.html").exists()
+        assert "differential privacy" in model.release_.card
 
 
 def test_several_labels_an_example():
