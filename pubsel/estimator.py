@@ -50,8 +50,8 @@ IN_MEMORY = "x"  # what private data in memory are called, whose name is a diges
 
 
 class Release:
-    """A model that may be given away. Its folder is temporary and is deleted with this object; `save` copies it. A copy,
-    such as a pickled one, has a folder too, but not its run, which has more than may be given away.
+    """A model that may be given away. Its folder is temporary and is deleted with this object; `save` copies it. A
+    copy, such as a pickled one, has a folder too, but not its run, which has more than may be given away.
 
     record: what was trained and with which guarantee (`records.RECORD`), without what is not released; privacy: the
     statement, epsilon, delta and unit; card: README.md of the folder; classes: the labels, in the order of the columns
@@ -150,11 +150,11 @@ def fit(
     """Train a private linear classifier as `pubsel fit` does, on data in memory or at a path, and return its release.
 
     x, y, groups: as in `data.memory.examples_in`, all of which are trained on, unless a column of a table says train or
-    test; or x: a path or a name, as of the command. public: other examples, (x, y) or x alone, a path or a name, or a list of these: one is chosen privately,
-    or none. bounds: [least, most] of all numbers, or those of columns, or their words, by name, also in a JSON file;
-    scale: private (auto): a part of epsilon brings columns to one scale; none: numbers stay as they are, as those of an
-    encoder may. results: the folder with the ledger of what was released; of data in memory nothing else is kept.
-    Others as of the command. UsageError names an argument that is wrong, UserError what is wrong with the data.
+    test; or x: a path or a name, as of the command. public: other examples, (x, y) or x alone, a path or a name, or a
+    list of these: one is chosen privately, or none. bounds: [least, most] of all numbers, or those of columns, or their
+    words, by name, also in a JSON file; scale: private (auto): a part of epsilon brings columns to one scale; none:
+    numbers stay as they are, as those of an encoder may. results: the folder with the ledger of what was released; of
+    data in memory nothing else is kept. Others as of the command. UsageError names an argument that is wrong, UserError what is wrong with the data.
     """
     kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
     folder = Path(kept.name)

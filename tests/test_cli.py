@@ -80,7 +80,9 @@ def test_a_sweep_goes_on_where_it_stopped(cli: Cli) -> None:
     assert (code, same) == (0, out)
     assert err.count("finished before") == 2
     assert len(records()) == 2
-    counts = "the best of these 2 runs on digits, what all of them spend counts: for one image epsilon 4 at delta 2e-05"
+    counts = (
+        "the best of these 2 runs on digits, what all of them spend counts: for one example epsilon 4 at delta 2e-05"
+    )
     assert counts in err.splitlines()[-1]
 
 

@@ -222,7 +222,7 @@ def test_the_best_of_a_sweep_costs_what_all_its_runs_cost() -> None:
     lines = [[line(run["identity"], "training", 1.0, 1e-5, **noise) | {"state": "begun"} for run in runs]]
     (sentence,) = best_of([*runs, {"identity": "open", "private": "digits", "privacy": {"valid": False}}], lines)
     assert "the best of these 24 runs on digits" in sentence
-    assert "for one image epsilon 24 at delta 0.00024, the sum; or " in sentence
+    assert "for one example epsilon 24 at delta 0.00024, the sum; or " in sentence
     assert sentence.endswith("Without a guarantee: open.")
     less = tighter(lines[0])
     assert less == Spent(pytest.approx(accountant.spent(sigma, 0.1, 480, 2.4e-4), rel=0.03), pytest.approx(2.4e-4), 24)
@@ -230,5 +230,5 @@ def test_the_best_of_a_sweep_costs_what_all_its_runs_cost() -> None:
 
     # what no ledger has is taken from the records, by its epsilon and delta alone
     (sentence,) = best_of([*runs[:2], *[run | {"private": "other"} for run in runs[2:3]]], [])
-    assert "for one image epsilon 2 at delta 2e-05, the sum. What" in sentence
+    assert "for one example epsilon 2 at delta 2e-05, the sum. What" in sentence
     assert best_of(runs[:1], lines) == []

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -381,6 +382,18 @@ def test_estimators_of_a_cross_validation_may_be_given_away(tmp_path):
         assert "differential privacy" in model.release_.card
 
 
+def test_sentences_are_of_the_examples_that_are_there():
+    twice = np.arange(400) % 200
+    with memory.holding(examples_in(IMAGES[twice], DIGIT[twice])) as (name,):
+        task = load(Pair(private=name, public=None), "", False)
+    assert f"{name}: 400 images are {len(np.unique(IMAGES[:200], axis=0))} different ones" in " ".join(task.notes)
+    frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"]).assign(label=Y)
+    frame[:400].to_csv("rows.csv", index=False)
+    frame[400:].to_csv("others.csv", index=False)
+    task = load(Pair(private="./rows.csv", public="./others.csv", m=150), "", False)
+    assert re.search(r"./others.csv: \d+ public rows from its test split", " ".join(task.notes))
+
+
 def test_several_labels_an_example():
     several = np.stack([Y, X[:, 0] > 14], axis=1).astype(int)
     release = pubsel.fit(X, several, epsilon=5)
@@ -523,6 +536,19 @@ def test_an_estimator_knows_the_names_of_columns():
     assert model.score(mine, Y[:400]) > 0.85
     with pytest.raises(ValueError, match="column patient names people"):
         PrivateClassifier().fit(mine.rename(columns={"c0": "patient"}), Y[:400])
+
+
+def test_an_estimator_takes_what_its_errors_name():
+    y = np.array(["Yes", "yes", "no"])[np.arange(569) % 3]
+    with pytest.raises(ValueError, match=r"set labels=fold, .* or continue with accept=\[labels\]"):
+        PrivateClassifier().fit(X, y)
+    for settings, classes in (({"labels": "fold"}, 2), ({"accept": ["labels"]}, 3)):
+        model = clone(PrivateClassifier(**settings)).fit(X, y)
+        assert set(model.predict(X)) <= {*model.classes_} <= {*y}
+        assert model.predict_proba(X).shape == (569, len(model.classes_)) == (569, classes)
+    frame = pd.DataFrame(X[:, :3], columns=["patient", "a", "b"])
+    with pytest.raises(ValueError, match="column patient names people, and is left out: give groups, or a row"):
+        PrivateClassifier().fit(frame, Y)
 
 
 def test_images_without_a_person_or_a_label_are_named_as_rows_are():

@@ -214,12 +214,12 @@ def test_a_dry_run_tells_what_is_left_of_the_budget(capsys, tmp_path):
     words = ["dry=true", f"results={tmp_path}/r", f"to={tmp_path}/release"]
     (tmp_path / "r").mkdir()
     planned, _ = fitted(capsys, *words, "budget=9")
-    assert "  budget 9: epsilon 0 is spent for one image, 9 is left" in planned
+    assert "  budget 9: epsilon 0 is spent for one example, 9 is left" in planned
     assert not any((tmp_path / "r").iterdir())
     release = ledger.Entry("cell", "./mine", "training", 2.5, 1e-5, None, cap=ledger.Cap(9.0))
     ledger.note(tmp_path / "r", "content", release)
     planned, _ = fitted(capsys, *words)
-    assert "  budget 9: epsilon 2.5 is spent for one image, 6.5 is left" in planned
+    assert "  budget 9: epsilon 2.5 is spent for one example, 6.5 is left" in planned
 
 
 def test_a_dry_run_tells_the_plan_and_reads_no_noise(capsys, tmp_path):

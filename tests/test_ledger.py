@@ -410,7 +410,7 @@ def test_a_release_above_the_budget_has_no_line_and_the_budget_is_kept(tmp_path:
     with pytest.raises(UserError) as refused:
         note(tmp_path, "content", SECURE)
     assert str(refused.value) == (
-        "budget: digits has spent epsilon 4 of 5 for one image; this would add 2, and 1 is left: lower it, or set "
+        "budget: digits has spent epsilon 4 of 5 for one example; this would add 2, and 1 is left: lower it, or set "
         "budget=6 (pubsel runs budget lists the releases); nothing of it was drawn"
     )
     assert total(tmp_path) == 4
@@ -453,7 +453,7 @@ def test_what_was_deleted_lost_or_is_of_another_path_is_of_the_budget(tmp_path: 
     with pytest.raises(UserError, match="has spent epsilon 5 of 7"):  # by the path alone
         note(tmp_path, "a third part", SECURE._replace(private=str(Path("copy.npz").absolute()), epsilon=4.0))
     note(tmp_path, "data of a like name", SECURE._replace(private="copy", epsilon=4.0))
-    assert ledger.left_for(tmp_path, "mnist", "all") == "budget 7: epsilon 5 is spent for one image, 2 is left"
+    assert ledger.left_for(tmp_path, "mnist", "all") == "budget 7: epsilon 5 is spent for one example, 2 is left"
     assert ledger.left_for(tmp_path, "mnist", "others") == ""
 
 
@@ -517,16 +517,16 @@ def test_a_person_covers_an_image_twice_and_an_image_covers_no_person(tmp_path: 
     note(tmp_path, "content", person._replace(what="measurement, for a person (patient)"))
     assert spent_of(tmp_path) == {"person (patient)": (2.0, 1e-5)}
     note(tmp_path, "content", SECURE._replace(cell="other", epsilon=0.5, cap=Cap(4.5)))
-    both = {"image": (4.5, pytest.approx(1e-5 * (2 + math.exp(2)))), "person (patient)": (2.0, 1e-5)}
+    both = {"example": (4.5, pytest.approx(1e-5 * (2 + math.exp(2)))), "person (patient)": (2.0, 1e-5)}
     assert spent_of(tmp_path) == both
-    with pytest.raises(UserError, match=r"epsilon 4\.5 of 4\.5 for one image; this would add 0\.2,"):
+    with pytest.raises(UserError, match=r"epsilon 4\.5 of 4\.5 for one example; this would add 0\.2,"):
         note(tmp_path, "content", person._replace(epsilon=0.1, cell="third"))
     (line,) = ledger.overview(tmp_path)
-    assert "3 releases, for one image epsilon 4.5, delta 9.389e-05; for one person (patient) epsilon 2," in line
+    assert "3 releases, for one example epsilon 4.5, delta 9.389e-05; for one person (patient) epsilon 2," in line
 
     # people of another kind are another unit, and nothing is known of how one is part of the other
     note(tmp_path / "b", "content", person._replace(cap=Cap(4.0)))
-    with pytest.raises(UserError, match="epsilon 0 of 4 for one image; this would add 8"):
+    with pytest.raises(UserError, match="epsilon 0 of 4 for one example; this would add 8"):
         note(tmp_path / "b", "content", person._replace(what="training, for a person (lesion)", cell="b"))
 
 
@@ -563,7 +563,7 @@ def test_runs_keep_to_their_budget_as_a_whole(cli) -> None:
     small = ["distance.m=100", "distance.initialisations=1", "distance.k=4", "distance=gsd_m200"]
     auto = [*TINY, "pair.public=auto", "pair.candidates=[digits,noise]", "epsilon_select=0.75", *small]
     err = failed(cli, "run", *auto)
-    assert "digits has spent epsilon 2 of 4.5 for one image; this would add 2.75, and 2.5 is left" in err
+    assert "digits has spent epsilon 2 of 4.5 for one example; this would add 2.75, and 2.5 is left" in err
     assert [line["what"] for line in lines(Path("results"))] == ["training"]
     assert not any(path.is_file() and path.name != "lock" for path in Path("results/runs").glob("*-auto-*/*"))
     assert cli("run", *auto, "budget=4.75")[0] == 0
@@ -571,8 +571,8 @@ def test_runs_keep_to_their_budget_as_a_whole(cli) -> None:
     assert found["choice"] == (None, None)
     assert found["training"] == (1, 1)
     out = done(cli, "runs", "budget")[0]
-    assert "for one image: epsilon 4.75 at delta 2e-05, the sum" in out
-    assert "budget 4.75: epsilon 4.75 is spent for one image, " in out
+    assert "for one example: epsilon 4.75 at delta 2e-05, the sum" in out
+    assert "budget 4.75: epsilon 4.75 is spent for one example, " in out
     assert 0 <= float(out.partition("one image, ")[2].partition(" ")[0]) < 1e-3
     rows = [line.split() for line in out.splitlines() if "digits-" in line]
     assert [row[3:6] for row in rows] == [["2", "1e-05", "2"], ["0.75", "0", "2.75"], ["2", "1e-05", "4.75"]]

@@ -345,7 +345,7 @@ def test_what_is_spent_is_the_ledgers_sum_and_the_composition_of_what_is_known(w
     assert total.epsilon == pytest.approx(3.5, rel=1e-6)
     assert less.epsilon < 2.5 < total.epsilon
     section = " ".join("".join(Page(section_of(text, "own-1")).texts).split())
-    assert "(3.5, 3e-05)-differentially private for one image, against" in section
+    assert "(3.5, 3e-05)-differentially private for one example, against" in section
     assert f"({card.above(less.epsilon)}, 3e-05)-differentially private. This holds if nobody looked" in section
     assert sum(len(row) > 0 for row in table_after(section_of(text, "own-1"), "<summary>The 10 releases")) == 11
 
@@ -359,14 +359,14 @@ def test_what_the_ledger_lacks_is_named_and_in_the_sum(workplace, tmp_path):
     assert "4 runs or choices with a guarantee are not in the ledger of this results folder, or not in full" in text
     assert "The sum has what their records say beyond it: epsilon 3.5, delta 3e-05." in text
     assert "beyond it: epsilon 2, delta 1e-05." in text
-    assert "(3.5, 3e-05)-differentially private for one image" in text
+    assert "(3.5, 3e-05)-differentially private for one example" in text
 
 
 def test_the_best_of_several_runs_costs_what_all_of_them_cost(workplace, text):
     section = " ".join("".join(Page(section_of(text, "own-1")).texts).split())
     assert f"If you publish the best of these 3 runs on {HURTING}, what all of them spend counts: " in section
-    assert "for one image epsilon 3 at delta 3e-05, the sum; or " in section
-    stated = "the best of these 3 runs on ham10000, what all of them spend counts: for one image epsilon 1.7 at delta"
+    assert "for one example epsilon 3 at delta 3e-05, the sum; or " in section
+    stated = "the best of these 3 runs on ham10000, what all of them spend counts: for one example epsilon 1.7 at delta"
     chosen = ("8c00b86009", "4ea95047a0", "75125136c3")  # epsilon 0.1 and 1 for an image, and 0.3 for a person
     page = report.page([record for record in KEPT if record["identity"].endswith(chosen)])
     assert f"{stated} 4.35e-05, the sum; for one person (lesion) epsilon 0.3 at delta 1e-05, the sum." in page
@@ -380,9 +380,9 @@ def test_people_and_images_have_a_sum_each(tmp_path):
     ledger.note(tmp_path, "content", release._replace(what="training, for a person (folder)"))
     text = report.page([], released=ledger.ledgers(tmp_path))
     section = " ".join("".join(Page(section_of(text, "own-1")).texts).split())
-    assert "together are (10.1, 2.021e-05)-differentially private for one image" in section
+    assert "together are (10.1, 2.021e-05)-differentially private for one example" in section
     assert "people together are (0.05, 1e-07)-differentially private for one person (folder) with all" in section
-    assert f"Some releases protect images and others people: {ledger.OF_UNITS}." in section
+    assert f"Some releases protect examples and others people: {ledger.OF_UNITS}." in section
     assert "The 201 releases" in text
 
 

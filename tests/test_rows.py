@@ -578,6 +578,23 @@ def test_public_tables_are_read_by_the_private_columns(tmp_path, cli):
     assert "no column income, which the private table has" in err
 
 
+def test_bounds_that_changed_are_named_with_the_data(tmp_path, cli):
+    private, bounds = table(tmp_path / "t.csv", people(300)), tmp_path / "b.json"
+    for most, code in ((90, 0), (99, 1)):
+        bounds.write_text(json.dumps({"age": [18, most]}))
+        words = ("fit", private, "bounds=b.json", "epsilon=3", f"to=release{most}", "held_out=0", "delta=1e-3")
+        err = failed(cli, *words, code=code) if code else done(cli, *words)[1]
+    assert f"private={private} or bounds=b.json: its files are not those that" in err
+
+
+def test_a_pool_of_tables_is_refused_in_the_plan_too(tmp_path, cli):
+    private, pool = table(tmp_path / "t.csv", people(300)), table(tmp_path / "p.csv", people(90, seed=1))
+    for dry in ("true", "false"):
+        err = failed(cli, "fit", private, f"pool=[{pool}]", f"dry={dry}", "held_out=0", "delta=1e-3")
+        assert "pool: compares features, not columns of a table: give one table as public" in err
+    assert not (tmp_path / "results").exists()
+
+
 def test_a_network_for_images_takes_no_rows(tmp_path, cli):
     path = table(tmp_path / "t.csv", people(100))
     err = failed(cli, "run", "model=scattering", *ROWS[1:], f"pair.private={path}", "epsilon=1")

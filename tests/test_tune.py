@@ -330,14 +330,16 @@ def test_a_run_that_would_stop_is_refused_before_anything_is_spent(words, messag
 def test_a_budget_of_the_data_knows_what_tuning_spends(cli: Cli, monkeypatch) -> None:
     drawing(monkeypatch, 0, 1)
     made = watched(monkeypatch)
-    assert "budget 7.5: epsilon 0 is spent for one image, 7.5 is left" in done(cli, *tuned("budget=7.5", "dry=true"))[0]
+    assert (
+        "budget 7.5: epsilon 0 is spent for one example, 7.5 is left" in done(cli, *tuned("budget=7.5", "dry=true"))[0]
+    )
     assert not Path("results").exists()
     code, _, err = cli(*tuned("budget=7.5"))
     assert code == 2
-    assert "spent epsilon 0 of 7.5 for one image; this would add 8, and 7.5 is left" in err
+    assert "spent epsilon 0 of 7.5 for one example; this would add 8, and 7.5 is left" in err
     assert (made, ledger.ledgers("results")) == ([], [])
     done(cli, *tuned("budget=12"))
-    assert "budget 12: epsilon 8 is spent for one image, 4 is left" in done(cli, "runs", "budget")[0]
+    assert "budget 12: epsilon 8 is spent for one example, 4 is left" in done(cli, "runs", "budget")[0]
 
 
 def test_without_settings_there_is_nothing_to_choose(cli: Cli) -> None:

@@ -44,6 +44,7 @@ from pubsel.settings.keys import (
     read_of,
 )
 from pubsel.settings.schema import check
+from pubsel.training.pooled import check_features
 
 WIDE = 0.1  # half of an interval of the accuracy, above which it is said that it is wide
 GREY, COLOUR, ROWS = "scattering", "resnet50_sl", "rows"  # names in conf/model
@@ -103,14 +104,16 @@ def run(settings: FitConfig) -> str:
 
 
 def _check_same(settings: FitConfig, folder: Path, task: Task) -> None:
-    """Raise UserError if a finished run, whose model would be exported, was trained on other private files."""
+    """Raise UserError if a finished run, whose model would be exported, was trained on other private files, or with
+    other bounds in a file."""
     if not (folder / "result.json").exists():
         return
     trained = records.read_record(folder / "result.json").get("content")
     if trained is not None and trained != task.content:
+        bounds = f" or bounds={settings.bounds}" if isinstance(settings.bounds, str) else ""
         raise UserError(
-            f"private={settings.private}: its files are not those that {folder} was trained on: bring them back, or "
-            f"delete {folder} to train on these, which spends epsilon once more"
+            f"private={settings.private}{bounds}: its files are not those that {folder} was trained on: bring them "
+            f"back, or delete {folder} to train on these, which spends epsilon once more"
         )
 
 
@@ -227,6 +230,8 @@ def _publics(settings: FitConfig, task: Task) -> dict[str, Public]:
     """Return each public set by its name. task: the private images without any."""
     many, key = dict[str, Public](), "pool" if settings.pool else "public"
     labelled = settings.public_labels == PublicLabels.given
+    if settings.pool:
+        check_features(task)
     if settings.pool and labelled:
         raise UsageError("public_labels=given: examples of a pool have labels of other tasks: leave it out")
     for name in settings.public or settings.pool or []:

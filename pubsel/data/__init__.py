@@ -253,7 +253,7 @@ def _with_public(
         raise UsageError("pair.shots and pair.public_share are drawn from a training split: set pair.take=train")
     same_test = pair.take == Take.same_test
     if same_test and pair.m is None:
-        raise UsageError("pair.take=same_test: give pair.m, the number of test images that are left out")
+        raise UsageError("pair.take=same_test: give pair.m, the number of test examples that are left out")
     if not sets and not same_test:
         return table, None, [], ()
 
@@ -269,7 +269,7 @@ def _with_public(
     of_private = 0 if public is None else public.of_private
     if leave := (pair.m or 0) if same_test else of_private:
         what = "are public and left" if leave == of_private else "left"
-        notes += (f"the first {leave} test images of {pair.private} {what} the test set",)
+        notes += (f"the first {leave} test {table.kind} of {pair.private} {what} the test set",)
         place = np.cumsum(table.test) * table.test
         table, findings = take_public(table, (place > 0) & (place <= leave), how)
         table = table.move((place > of_private) & table.has(Role.public), Role.left_out)
@@ -919,7 +919,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         opened = read(name)
         if m is None and same:
             raise UsageError(f"{key}=null: {name} is the private set, whose test part those would be: give a number")
-        of_test = len(opened.used.test.x)
+        of_test, kind = len(opened.used.test.x), opened.images.kind
         available = of_test + (0 if same else len(opened.used.train.x))
         if m is None or pool:
             share = min(available, m or (available if pool else MOST_PUBLIC))
@@ -928,9 +928,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         if share > available:
             several = f", {share} from each set" if len(names) > 1 else ""
             where = "in its test split, and it is the private set" if same else "in all"
-            raise UsageError(
-                f"{key}={m}{several}: {name} has only {available} {opened.images.kind} {where}: use a smaller {key}"
-            )
+            raise UsageError(f"{key}={m}{several}: {name} has only {available} {kind} {where}: use a smaller {key}")
 
         # No image may be on two sides, unless the set was published so.
         chosen = read.first(opened, share)
@@ -939,14 +937,14 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
             published = what == OWN and not is_path(name)
             notes += _noted(chosen, 1, among(digests, *others), what, how, published)
         # equal rows of one set are of different people, as its private ones are
-        of_all.append(rows(digests, slice(0)) if same and opened.images.kind != "images" else digests)
+        of_all.append(rows(digests, slice(0)) if same and kind != "images" else digests)
         if not pool:  # an image that two sets of a pool have is in it twice
             seen.append((f"the public set {name}", (digests,)))
 
         x, changed = _like(name, chosen.used.test.x, like, convert)
         parts[place] = Split(x, _as_numbered(chosen, against))
         classes.add(opened.used.classes)
-        both = f"{name}: {of_test} public images from its test split, {share - of_test} from its training split"
+        both = f"{name}: {of_test} public {kind} from its test split, {share - of_test} from its training split"
         notes += chosen.used.notes + ((both,) if share > of_test else ()) + changed
         taken += share if same else 0
 

@@ -222,7 +222,8 @@ def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
     copies = frame.duplicated().to_numpy()
     findings = []
     if copies.any():
-        n, different = len(copies), frame["content"].nunique()
+        real = ~(table.test & table.untested)
+        n, different = int(real.sum()), frame["content"][real].nunique()
         text = f"{table.name}: {n} images are {different} different ones: copies are not counted again"
         findings.append(Finding("copies", WARNING, f"{text}, the first {table.first(copies)}"))
     table = table.move(copies, Role.left_out)

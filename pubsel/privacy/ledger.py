@@ -44,8 +44,8 @@ SUMMED = 1e-12  # rounding of a sum in another order
 UNCHANGED = "; nothing is released, so budget=... sets none"
 BUDGETS = "budgets"  # the file of the caps
 PERSON = ", for a person"  # how the words of a release go on, if people are protected
-OF_UNITS = "a release for an image says nothing of a person; one for a person counts twice for an image"
-IMAGE = "image"  # the unit of all others: one example
+OF_UNITS = "a release for an example says nothing of a person; one for a person counts twice for an example"
+EXAMPLE = "example"  # the unit of all others
 PLACE: ContextVar[Path | None] = ContextVar("PLACE", default=None)  # in place of the results folder of a release
 
 Line = dict[str, Any]
@@ -114,9 +114,9 @@ def cost_of(lines: Iterable[Line]) -> Spent:
 
 
 def protected(line: Line) -> str:
-    """Return who a release protects: IMAGE, or person (COLUMN)."""
+    """Return who a release protects: EXAMPLE, or person (COLUMN)."""
     _, person, column = str(line["what"]).partition(PERSON)
-    return f"person{column}" if person else IMAGE
+    return f"person{column}" if person else EXAMPLE
 
 
 def per_unit(lines: Iterable[Line]) -> dict[str, list[Line]]:
@@ -125,19 +125,19 @@ def per_unit(lines: Iterable[Line]) -> dict[str, list[Line]]:
     A release that protects images says nothing of people. One that protects people, each with all their images, counts
     twice for an image: with that image as nothing, the person is exchanged for another, which is two steps between
     neighbours (Vadhan 2017, The Complexity of Differential Privacy, Lemma 2.2)."""
-    units: dict[str, list[Line]] = {IMAGE: []}
+    units: dict[str, list[Line]] = {EXAMPLE: []}
     for line in lines:
         unit = protected(line)
-        if unit != IMAGE:
+        if unit != EXAMPLE:
             units.setdefault(unit, []).append(line)
             delta = min(1.0, line["delta"] * (1 + math.exp(min(line["epsilon"], 700.0))))
             line = line | {"epsilon": 2 * line["epsilon"], "delta": delta, "rate": None}
-        units[IMAGE].append(line)
+        units[EXAMPLE].append(line)
 
     # of people of one kind alone, that for an image is not shown
-    if len(units) == 2 and all(protected(line) != IMAGE for line in units[IMAGE]):
-        del units[IMAGE]
-    return units if units.get(IMAGE, True) else {}
+    if len(units) == 2 and all(protected(line) != EXAMPLE for line in units[EXAMPLE]):
+        del units[EXAMPLE]
+    return units if units.get(EXAMPLE, True) else {}
 
 
 def sides(lines: Iterable[Line]) -> dict[str, tuple[list[Line], list[Line]]]:
@@ -391,7 +391,7 @@ def left_text(lines: Iterable[Line], cap: Cap | None) -> str:
     """Return what is left of a cap after some lines; "" if there is none."""
     if cap is None:
         return ""
-    costs = {unit: cost_of(of_unit) for unit, of_unit in per_unit(lines).items()} or {IMAGE: Spent(0.0, 0.0, 0)}
+    costs = {unit: cost_of(of_unit) for unit, of_unit in per_unit(lines).items()} or {EXAMPLE: Spent(0.0, 0.0, 0)}
     return f"budget {cap}: " + "; ".join(
         f"epsilon {at_most(cost.epsilon)} is spent for one {unit}, {at_least(cap.epsilon - cost.epsilon)} is left"
         + ("" if cap.delta is None else f", and delta {at_least(cap.delta - cost.delta)}")
@@ -481,7 +481,7 @@ def overview(results: Path | str) -> list[str]:
         lost = dict.fromkeys(line["cell"] for line in of_data if line["state"] == UNLISTED)
         many += f" (by their records alone: {', '.join(lost)}; the ledger lacks them: restore it)" if lost else ""
         sums = [
-            f"{f'for one {unit} ' if unit != IMAGE or len(costs) > 1 else ''}epsilon {cost.epsilon:.4g}, "
+            f"{f'for one {unit} ' if unit != EXAMPLE or len(costs) > 1 else ''}epsilon {cost.epsilon:.4g}, "
             f"delta {cost.delta:.4g}"
             for unit, cost in costs.items()
         ]

@@ -23,6 +23,12 @@ MOST = 1000  # public examples that are drawn if nobody says how many
 CHOSEN = "selection.begun"  # the mark of `once.cover`
 
 
+def check_features(task: Task) -> None:
+    """Raise UsageError if the private examples are columns of a table, which no pool is compared with."""
+    if task.raw is not None:
+        raise UsageError("pair.pool: compares features, not columns of a table: give one table as pair.public")
+
+
 class Pool(NamedTuple):
     """A pool for one run. sets: by name; needs_public: the algorithm cannot do without public data; m: how many
     examples are drawn at most; key: of the random stream of the draw, which is public (`Cell.public_key`)."""
@@ -40,8 +46,7 @@ class Pool(NamedTuple):
     def of(cls, inputs: Inputs, task: Task, needs_public: bool, epsilon: float | None, key: str) -> "Pool":
         """Return the pool of a run. task: with all examples of the sets that were read; epsilon: of the choice.
         UsageError if embeddings are not of the network of the private features."""
-        if task.raw is not None:
-            raise UsageError("pair.pool: compares features, not columns of a table: give one table as pair.public")
+        check_features(task)
         # images were read with the task; embeddings stay on disk
         on_disk = {name: is_embeddings(name) for name in inputs.pair.pool or []}
         held = iter(() if task.public is None else task.public.x.split(list(task.pool)))

@@ -163,7 +163,7 @@ def _spent(private: OwnData) -> dict[str, Any] | None:
     for unit, lines in ledger.per_unit(private.lines).items():
         total, less = ledger.cost_of(lines), composition.tighter(lines)
         values: dict[str, Any] = {"epsilon": at_most(total.epsilon), "delta": at_most(total.delta), "tighter": None}
-        values["unit"] = "image" if unit == ledger.IMAGE else f"{unit} with all their images"
+        values["unit"] = unit if unit == ledger.EXAMPLE else f"{unit} with all their examples"
         values["releases"] = total.releases
         if less is not None:
             same = less.delta == total.delta
