@@ -154,7 +154,8 @@ def fit(
     list of these: one is chosen privately, or none. bounds: [least, most] of all numbers, or those of columns, or their
     words, by name, also in a JSON file; scale: private (auto): a part of epsilon brings columns to one scale; none:
     numbers stay as they are, as those of an encoder may. results: the folder with the ledger of what was released; of
-    data in memory nothing else is kept. Others as of the command. UsageError names an argument that is wrong, UserError what is wrong with the data.
+    data in memory nothing else is kept. Others as of the command. UsageError names an argument that is wrong, UserError
+    what is wrong with the data.
     """
     kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
     folder = Path(kept.name)
