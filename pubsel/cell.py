@@ -3,6 +3,7 @@
 Rank, audit and attack need the same of their requests as a training does, and import nothing that trains.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -197,6 +198,16 @@ class Cell(NamedTuple):
         the method and the seed alone."""
         in_memory = Path(self.inputs.pair.private).parent == FOLDER
         return f"{self.algorithm.name} {self.seed}" if in_memory else self.name
+
+    def last_layer(self, task: Task) -> tuple[Self, Task]:
+        """Return the cell and its task without features of stages before the last layer of a network: for what was to
+        have public data, which bring those to one scale, and has none."""
+        backbone = self.model.backbone
+        if not task.stages or backbone is None:
+            return self, task
+        backbone = dataclasses.replace(backbone, stages=False)
+        model, inputs = dataclasses.replace(self.model, backbone=backbone), self.inputs._replace(backbone=backbone)
+        return self._replace(model=model, inputs=inputs), task.last_layer()
 
     def load_task(self) -> Task:
         """Return the data; with a backbone, its features in place of the images."""

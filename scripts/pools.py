@@ -79,13 +79,14 @@ def settings(*words: str) -> RunConfig:
 
 
 @cache
-def features(name: str, root: str) -> tuple[Split, Split, int, str]:
-    """Return the features of the training and test images of a set, its classes and its metric."""
+def features(name: str, root: str) -> tuple[Split, Split, int, str, int]:
+    """Return the features of the training and test images of a set, its classes and its metric, and how many of the
+    features are of stages before the last layer."""
     path = f"{root}/{name}" if name.endswith(".npz") else name
     source, backbone = open_dataset(path, root, False), settings("pair.public=y").model.backbone
     assert backbone is not None
     used = of_source(name, source, backbone, root, torch.device("cpu"), print)
-    return Split(*used.train), Split(*used.test), used.classes, used.metric
+    return Split(*used.train), Split(*used.test), used.classes, used.metric, used.stages
 
 
 class Weighted(WhitenedHead):
@@ -97,9 +98,10 @@ class Weighted(WhitenedHead):
         """Return the whitening by weighted moments."""
         assert public is not None
         assert self.k is not None
-        frozen = whitened(public.x, self.k, self.weights)
+        scaling = self.scaling(public.x)
+        frozen = whitened(Frozen().scaled(scaling)(public.x), self.k, self.weights)
         frozen.rest = self.rest
-        return frozen
+        return frozen.scaled(scaling)
 
 
 def head(task: Task, epsilon: float, seed: int, weights: Tensor | None = None) -> float:
@@ -128,13 +130,13 @@ class Study:
     """One private set, its pool with `right` examples of the same kind, and one seed of split, draw and noise."""
 
     def __init__(self, private: str, right: int, seed: int, root: str):
-        train, _, classes, metric = features(private, root)
+        train, _, classes, metric, stages = features(private, root)
         random = stream(f"{private} {seed}", "split")
         order = torch.from_numpy(random.permutation(len(train.y)))
         held, own = min(HELD, len(order) // 5), min(200, len(order) // 5)
         used = order[held + own :][:PRIVATE]
         private_split, out = (Split(train.x[rows], train.y[rows]) for rows in (used, order[:held]))
-        self.task = Task(private_split, None, out, classes, metric, (), (), ())
+        self.task = Task(private_split, None, out, classes, metric, (), (), (), stages=stages)
 
         # The others' test images, so that none of them is private elsewhere.
         self.sets: dict[str, Tensor] = {}
@@ -203,7 +205,8 @@ class Study:
         began = time.monotonic()
         x, weights = self.public(method, epsilon)
         public = None if x is None else Split(x.clone(), torch.zeros(len(x), dtype=torch.int64))
-        reached = head(self.task._replace(public=public), epsilon - spent(method, epsilon), self.seed, weights)
+        task = self.task.last_layer() if public is None else self.task._replace(public=public)
+        reached = head(task, epsilon - spent(method, epsilon), self.seed, weights)
         rights = 0
         if x is not None and self.right:
             rights = int((torch.cdist(x, self.sets["right"]).min(1).values < 1e-6).sum())

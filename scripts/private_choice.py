@@ -104,6 +104,7 @@ class Setting(NamedTuple):
     classes: int
     metric: str
     candidates: dict[str, Tensor]
+    stages: int  # of the features, how many come last and are of stages before the last layer
 
 
 @cache
@@ -137,7 +138,7 @@ def setting_of(private: str, data_root: str) -> Setting:
         candidates[f"{share} % {name}"] = mixed[shuffled]
     candidates |= {f"part {i + 1}": every[i * PART : (i + 1) * PART] for i in range(PARTS)}
     split = Split(source.train.x[rest], source.train.y[rest])
-    return Setting(split, source.test, source.classes, source.metric, candidates)
+    return Setting(split, source.test, source.classes, source.metric, candidates, source.stages)
 
 
 def lists(private: str) -> dict[str, list[str]]:
@@ -159,7 +160,8 @@ def reached(setting: Setting, public: Tensor | None, seed: int) -> float:
     """Return what the whitened head reaches with this public data, in percent."""
     private = Split(setting.private.x[:MOST], setting.private.y[:MOST])
     split = None if public is None else Split(public, torch.zeros(len(public), dtype=torch.int64))
-    task = Task(private, split, setting.test, setting.classes, setting.metric, (), (), ())
+    task = Task(private, split, setting.test, setting.classes, setting.metric, (), (), (), stages=setting.stages)
+    task = task.last_layer() if public is None else task
     words = [*WORDS, f"seed={seed}", f"pair.public={'null' if public is None else 'y'}"]
     with composed("run", words) as values, tempfile.TemporaryDirectory() as folder:
         cell = Cell.of(canonical(check(RunConfig, values)), "studies")._replace(folder=Path(folder))
@@ -218,13 +220,16 @@ class Measured(NamedTuple):
         return self._replace(inside=inside, sizes=sizes, energies=energies, subspaces=subspaces, rows=rows)
 
 
-def whitened_rows(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> list[Tensor]:
+def whitened_rows(x: Tensor, classes: int, candidates: dict[str, Tensor], stages: int) -> list[Tensor]:
     """Return the rows [N, k] of norm 1, float64, that each candidate's whitening makes of private features x [N, d],
     and none's, last; k for a training on at most MOST examples."""
     mu = accountant.gaussian_mu(EPSILON, DELTA)
     every = []
-    for public in [*candidates.values(), x[:0]]:
-        facts = Facts(min(len(x), MOST), x.shape[1], len(public), classes, False, mu, public=public)
+    for public in [*candidates.values(), None]:
+        if public is None:  # which has the last layer alone
+            x, public, stages = x[:, : x.shape[1] - stages], x[:0], 0
+        n, m = min(len(x), MOST), len(public)
+        facts = Facts(n, x.shape[1], m, classes, False, mu, public=public, stages=stages)
         head = WhitenedHead("whitened_head", k=None, public_labels=PublicLabels.none).derived(facts)
         labelled = Split(public, torch.zeros(len(public), dtype=torch.int64))
         frozen = head.frozen(
@@ -236,7 +241,7 @@ def whitened_rows(x: Tensor, classes: int, candidates: dict[str, Tensor]) -> lis
     return every
 
 
-def measured(private: Split, classes: int, candidates: dict[str, Tensor]) -> Measured:
+def measured(private: Split, classes: int, candidates: dict[str, Tensor], stages: int) -> Measured:
     """Measure private features [N, d] against the candidates, by the functions that a choice uses."""
     x = private.x
     places = [coverage.regions(public, name) for name, public in candidates.items()]
@@ -267,7 +272,9 @@ def measured(private: Split, classes: int, candidates: dict[str, Tensor]) -> Mea
     subspaces = [side.public(name, split) for name, split in splits.items()]
     residuals = residuals_of(private.y, classes) / residual_at_zero(classes, False)
     shares, second = [p.shares for p in places], rows.T @ rows / len(x)
-    return Measured(inside, shares, energies, second, subspaces, whitened_rows(x, classes, candidates), residuals)
+    return Measured(
+        inside, shares, energies, second, subspaces, whitened_rows(x, classes, candidates, stages), residuals
+    )
 
 
 def scores(what: Measured, many: Array) -> dict[str, Array]:
@@ -323,7 +330,7 @@ def choices(private: str, setting: Setting, utility_of: dict[str, float]) -> Ite
     pool = Split(setting.private.x[:POOL], setting.private.y[:POOL])
     every = [*setting.candidates]
     by_size = [
-        (names, measured(pool, setting.classes, {name: setting.candidates[name] for name in names}))
+        (names, measured(pool, setting.classes, {name: setting.candidates[name] for name in names}, setting.stages))
         for names in (every[:-PARTS], every[-PARTS:])
     ]
     for title, names in lists(private).items():

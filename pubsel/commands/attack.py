@@ -121,11 +121,13 @@ def reopened(
 
     # the data: as the run read it
     cell = Cell.of(settings_of(record, settings))
-    pair = as_chosen(cell.inputs.pair, record["public"])
+    requested, pair = cell.inputs.pair.public, as_chosen(cell.inputs.pair, record["public"])
     cell = cell._replace(inputs=cell.inputs._replace(pair=pair), device=device)
     task = cell.load_task()
     if pair.public == POOL:
         task = as_recorded(cell, task, record)
+    if requested is not None and task.public is None:
+        task = task.last_layer()
     if len(task.private.x) != record["private_examples"]:
         raise UserError(
             f"{folder.name}: trained on {record['private_examples']} private examples, {pair.private} has "

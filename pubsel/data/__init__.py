@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import combinations, count
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -122,6 +122,16 @@ class Task(NamedTuple):
             return f"{'hashed into' if self.text.hashed else 'features,'} {self.shape[0]:,} numbers"
         numbers = f"{self.shape[0]} {'columns' if self.columns else 'numbers'}"
         return numbers + (f", {self.raw} of them without bounds" if self.raw else "")
+
+    def last_layer(self) -> Self:
+        """Return it without features of stages before the last layer of a network."""
+        parts = {name: getattr(self, name) for name in ("private", "public", "test", "validation")}
+        kept = {
+            name: split._replace(x=split.x[:, : split.x.shape[1] - self.stages])
+            for name, split in parts.items()
+            if split is not None and self.stages
+        }
+        return self._replace(**kept, stages=0)
 
     @property
     def units(self) -> int:

@@ -167,6 +167,7 @@ class Before(NamedTuple):
 def train(cell: Cell) -> dict[str, Any]:
     """Train a cell, and return its record without provenance."""
     parts: list[tuple[str, accountant.Plan]] = []
+    requested = cell.inputs.pair.public
 
     # the public data, which may be chosen privately
     if cell.inputs.pair.public == AUTO:
@@ -185,6 +186,8 @@ def train(cell: Cell) -> dict[str, Any]:
         _check_spending(cell, task)
         cell, task, pool, selected = from_pool(cell, task)
         parts += [("selection of the public examples", selected)]
+    if requested is not None and task.public is None:
+        cell, task = cell.last_layer(task)
     cell = cell.derived(task)
 
     # what it will cost: in privacy, and in memory
