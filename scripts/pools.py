@@ -220,7 +220,7 @@ def run(privates: list[str], seeds: range, root: str) -> None:
     done = {(row["private"], int(row["right"]), row["method"], float(row["epsilon"]), int(row["seed"])) for row in rows}
     with FILE.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
-        if not rows:
+        if not file.tell():
             writer.writeheader()
         for seed in seeds:
             for private in privates:
