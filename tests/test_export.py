@@ -101,6 +101,9 @@ TIMM = f"""{" ".join(NPZ)} model=timm model.architecture={NETWORK} model.checkpo
 SEVERAL = f"""pair.private=several.npz pair.public=several.npz {SECURE}
     model=linear algorithm=dp_sgd training.epochs=3""".split()
 WHITENED = (*NPZ, "model=pixels", "algorithm=whitened_head")
+NO_PUBLIC = f"""pair.private=three.npz pair.public=pool pair.pool=[digits] pair.take=test pair.m=30 epsilon_select=0.001
+    algorithm=whitened_head distance=none {SECURE}""".split()
+NO_PUBLIC = (*NO_PUBLIC, *TINY)
 
 
 def name_of(words: tuple[str, ...]) -> str:
@@ -127,7 +130,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 # It answers as the run does
 
 
-@pytest.mark.parametrize("words", [PLAIN, DIGITS, TIMM, SCATTERING, WHITENED, PILLAR, SEVERAL, CHOICE], ids=name_of)
+@pytest.mark.parametrize(
+    "words", [PLAIN, DIGITS, TIMM, SCATTERING, WHITENED, PILLAR, SEVERAL, CHOICE, NO_PUBLIC], ids=name_of
+)
 def test_the_folder_answers_as_the_run_does(words: tuple[str, ...], tmp_path: Path) -> None:
     record = trained(*words)
     folder = exported(record, tmp_path / "model")
@@ -148,6 +153,20 @@ def test_the_folder_answers_as_the_run_does(words: tuple[str, ...], tmp_path: Pa
     output = tmp_path / "answers.csv"
     assert main(["predict", str(folder), images, f"to={output}", f"data_root={data_root}"]) == 0
     assert len(output.read_text().splitlines()) == len(expected) + 1
+
+
+def test_what_is_left_without_public_data_has_features_of_the_last_layer_alone(capsys: pytest.CaptureFixture) -> None:
+    """Features of earlier stages pay only if public data bring them to one scale; it can be attacked too."""
+    record = trained(*NO_PUBLIC)
+    assert record["public"] is None
+    alone = trained("pair.private=three.npz", "pair.public=null", "algorithm=whitened_head", *TINY, SECURE)
+    shapes = [
+        {name: tensor.shape for name, tensor in load_file(exported(each, target) / "model.safetensors").items()}
+        for each, target in ((record, Path("last_layer")), (alone, Path("alone")))
+    ]
+    assert shapes[0] == shapes[1]
+    words = ["attack", "loss", f"run={record.folder.name}", "threads=1", "data_root=weights"]
+    assert main(words) == 0, capsys.readouterr().err
 
 
 def test_config_json_says_what_it_takes_to_use_the_model(tmp_path: Path) -> None:

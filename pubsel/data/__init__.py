@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import combinations, count
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -123,15 +123,10 @@ class Task(NamedTuple):
         numbers = f"{self.shape[0]} {'columns' if self.columns else 'numbers'}"
         return numbers + (f", {self.raw} of them without bounds" if self.raw else "")
 
-    def last_layer(self) -> Self:
+    def last_layer(self) -> "Task":
         """Return it without features of stages before the last layer of a network."""
-        parts = {name: getattr(self, name) for name in ("private", "public", "test", "validation")}
-        kept = {
-            name: split._replace(x=split.x[:, : split.x.shape[1] - self.stages])
-            for name, split in parts.items()
-            if split is not None and self.stages
-        }
-        return self._replace(**kept, stages=0)
+        kept = self.private.x.shape[1] - self.stages
+        return self.each(lambda split: split._replace(x=split.x[:, :kept].contiguous()))._replace(stages=0)
 
     @property
     def units(self) -> int:
