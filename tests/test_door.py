@@ -23,7 +23,9 @@ from pubsel import rank
 from pubsel.cli import main
 from pubsel.commands.predict import batches
 from pubsel.data import examples, findings, load, open_dataset
-from pubsel.data.given import as_input, at_path, given
+from pubsel.data.given import Takes, as_input, at_path, given
+from pubsel.data.texts import TextInput
+from pubsel.data.vectors import Field
 from pubsel.messages import UsageError, UserError
 from pubsel.release.classifier import Classifier
 from pubsel.settings.keys import Convert, Fold, Overlap, Pair, Read
@@ -855,6 +857,42 @@ def test_measurements_are_no_classes(tmp_path):
 def test_a_table_that_is_not_well_formed_is_one_line(tmp_path, text, message):
     (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
     refused(message, tmp_path / "a.csv")
+
+
+ROWS_IN = "a quoted value has a line break followed by as many '{}' as a row has: remove the stray quote"
+MORE, OPEN = "a quoted value goes on after its quote: remove it", "a quote is not closed: remove it"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "rows", "line", "why"),
+    [
+        ("tsv", ["1\t2\tgood", '2\t3\t"good', "3\t4\tbad", '4\t4\t6 inch"', "5\t6\tx"], 3, ROWS_IN.format(r"\\t")),
+        ("csv", ['1,2,"good', '3,4,bad, 6"', "5,6,x"], 2, ROWS_IN.format(",")),
+        ("csv", ["1,2,x", "", '1,"2,good', "", "3,4,x", '3,4",x'], 4, ROWS_IN.format(",")),
+        ("csv", ['1,2,"good', '3,4,"bad', "5,6,x"], 2, MORE),
+        ("csv", ["1,2,x", '3,4,"bad', "5,6,x"], 3, OPEN),
+        ("csv", ["1,2,x", r'3,4,"a \"bad\" film"', "5,6,x"], 3, MORE),
+    ],
+)
+@pytest.mark.parametrize("names", [("path", "label", "note"), ("age", "label", "note"), ("id", "label", "text")])
+def test_no_stray_quote_makes_one_example_of_several_rows(tmp_path, suffix, rows, line, why, names):
+    """Texts of several people would be one example, or rows would be absent."""
+    path = tmp_path / f"a.{suffix}"
+    path.write_text("\n".join([("\t" if suffix == "tsv" else ",").join(names), *rows]) + "\n")
+    refused(f"a.{suffix}: line {line}: {why}", path, accept=["words", "ids"])
+    columns = (Field("age"), Field("label"))
+    takes = {"path": Takes(), "age": Takes(rows=True, columns=columns), "id": Takes(text=TextInput("text", 8))}
+    with pytest.raises(UserError, match=f"line {line}: {why}"):
+        at_path(path, takes[names[0]])
+
+
+def test_texts_of_several_lines_are_one_text_each(tmp_path):
+    texts = ["Dear all,\nit is, as they say, good.\n\nBye, a", "one, two\r\nthree", 'a "b"\nc', "\n", '6" x']
+    rows = [{"text": text, "label": label, "more": "1"} for text in texts for label in "ab"]
+    for columns in (["text", "label"], ["label", "text"], ["more", "text", "label"]):
+        pd.DataFrame(rows * 2)[columns].to_csv(tmp_path / "a.csv", index=False)
+        kept = open_dataset(str(tmp_path / "a.csv"), "", False).texts
+        assert sorted((*kept.train, *kept.test)) == sorted(4 * texts)
 
 
 def test_a_name_that_is_not_text_is_one_line(tmp_path):

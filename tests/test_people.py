@@ -13,7 +13,7 @@ from pubsel.algorithms import View
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.pillar import noisy_covariance
 from pubsel.cli import main
-from pubsel.data import Split, Task, load, open_dataset
+from pubsel.data import Reader, Split, Task, load, open_dataset
 from pubsel.data.examples import unit_of
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients, OffsetLinear
@@ -23,7 +23,7 @@ from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
 from pubsel.privacy.sampling import schedule
-from pubsel.settings.keys import Convert, Overlap, Pair, Take
+from pubsel.settings.keys import Convert, Overlap, Pair, Read, Take
 from pubsel.settings.methods import option
 from pubsel.training import loop
 from pubsel.training.loop import Job, clipped_sum, fit, noisy_sum
@@ -141,6 +141,25 @@ def test_arrays_of_an_npz_name_the_people(tmp_path):
     not_opened("digits", "", "digits does not tell whose images", UsageError, "patient")
 
 
+def test_images_that_somebody_has_several_of_are_not_protected_alone(tmp_path):
+    for i in range(60):
+        picture(tmp_path / f"{i}.png", i, (4, 4), "L")
+    names = [f"P{i // 2}" for i in range(60)]
+    rows = [f"{i}.png,{i % 2},{names[i]},{i}" for i in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["path,label,patient_id,image_id", *rows]))
+    images, y = np.arange(60)[:, None, None] * np.ones((4, 4)), np.arange(60) % 2
+    np.savez(tmp_path / "a.npz", x_train=images.astype(np.uint8), y_train=y, patient_id=np.array(names, object))
+    for file in ("a.csv", "a.npz"):
+        (finding,) = (f for f in open_dataset(str(tmp_path / file), "", False).findings if f.severity == "error")
+        assert (finding.name, finding.remedy[:19]) == ("ids", "set unit=patient_id")
+        assert finding.text[-42:].endswith("patient_id names people, and is left out")
+        assert Reader("", public=True)(str(tmp_path / file)).images.findings
+        with pytest.raises(UserError, match="patient_id names people"):
+            Reader("")(str(tmp_path / file))
+    source = open_dataset(str(tmp_path / "a.csv"), "", False, "patient_id")
+    assert not [finding for finding in source.findings if finding.name == "ids"]
+
+
 def test_a_named_set_tells_the_lesion_that_an_image_shows(tmp_path):
     ham10000(tmp_path, 40)
     for _ in ("first read", "then mapped"):
@@ -165,7 +184,9 @@ def test_the_examples_of_a_person_lie_in_a_row(tmp_path):
     order = np.argsort(numbers, kind="stable")
     assert torch.equal(task.private.x, source.train.x[order])
     assert torch.equal(task.private.y, source.train.y[order])
-    assert load(pair(tmp_path / "a.npz", unit=None), "", False).people is None
+    alone = pair(tmp_path / "a.npz", unit=None)
+    alone.read = Read(accept=["ids"])
+    assert load(alone, "", False).people is None
 
 
 def test_somebody_with_training_and_test_images_is_tested_alone(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import pubsel.training.once
 from pubsel import files
 from pubsel.algorithms import Facts, Frozen, columns
 from pubsel.data import load, open_dataset, vectors
+from pubsel.data.given import Takes, at_path
 from pubsel.data.vectors import Field, as_rows
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant
@@ -223,6 +225,97 @@ def test_what_names_people_is_no_feature(tmp_path):
     assert not set(source.groups[0].tolist()) & set(source.groups[1].tolist())
 
 
+@pytest.mark.parametrize(
+    "name",
+    "record_id recordID record.id Respondent-ID study_id case_id household_id hadm_id pid patid SUBJID USUBJID subject "
+    "eid id anon_patient_key groups".split(),
+)
+@pytest.mark.parametrize("unit", [None, "who"])
+def test_ids_that_repeat_may_name_people_in_tables_and_arrays(name, unit, tmp_path):
+    frame = people(200).assign(**{name: [f"STUDY1-{i // 3:04}" for i in range(200)], "who": np.arange(200) // 4})
+    for who in (frame[name], np.arange(200) // 3):
+        rows = vectors.read_rows(Path(table(tmp_path / "t.csv", frame.assign(**{name: who}))), unit, Read())
+        assert [column.name for column in rows.columns if column.name != "who"] == ["age", "income", "tiny"]
+        x, y, texts = frame[["age", "tiny"]].to_numpy(), np.arange(200) % 2, np.array(who.tolist())
+        np.savez(tmp_path / "t.npz", x=x, y=y, who=frame["who"], **{name: texts})
+        arrays = vectors.read_rows(tmp_path / "t.npz", unit, Read())
+        for findings, what in ((rows.findings, "column"), (arrays.findings, "array")):
+            named = [finding for finding in findings if finding.name == "ids"]
+            assert [f.remedy[: 9 + len(name)] for f in named] == ([] if unit else [f"set unit={name}"])
+            assert any(f"{what}" in f.text and name in f.text for f in findings)
+
+
+@pytest.mark.parametrize(
+    "name", "grid acid humid covid paid rapid steroids ideal identity nr_of_visits category_id".split()
+)
+def test_columns_that_end_like_ids_are_features(name, tmp_path):
+    frame = people(200).assign(**{name: np.arange(200) % 7})
+    rows = vectors.read_rows(Path(table(tmp_path / "t.csv", frame)), None, Read())
+    assert name in [column.name for column in rows.columns]
+    assert not [finding for finding in rows.findings if finding.name == "ids"]
+
+
+@pytest.mark.parametrize("name", ["index", "row", "id", "record_id", "Unnamed: 0"])
+def test_columns_that_number_rows_are_left_out_and_others_of_these_names_are_not(name, tmp_path):
+    """A refractive index is a measurement."""
+    frame = people(100)
+    for values, left in ((np.arange(100), True), (frame["age"] / 7, name == "Unnamed: 0")):
+        rows = vectors.read_rows(Path(table(tmp_path / "t.csv", frame.assign(**{name: values}))), None, Read())
+        assert (name not in [column.name for column in rows.columns]) == left
+        texts = [finding.text for finding in rows.findings]
+        assert (f"t.csv: columns that number the rows are left out: '{name}'" in texts) == left
+        read_too = f"t.csv: column {name} is read as numbers, since it does not number the rows" in texts
+        assert read_too == (not left and name in ("index", "row"))
+
+
+def test_words_of_people_are_never_to_be_listed(tmp_path):
+    """bounds=FILE would publish them in the folder that is given away."""
+    frame = people(200).assign(sex=["m", "f"] * 100, code=[f"S-{i // 3:04}" for i in range(200)])
+    findings = vectors.read_rows(Path(table(tmp_path / "t.csv", frame)), None, Read()).findings
+    (ids,), (words,) = ([f for f in findings if f.name == name] for name in ("ids", "words"))
+    assert ids.text == "t.csv: columns have more than 20 different words, as names have: code"
+    assert ids.remedy.startswith("set unit=code if they are people")
+    assert words.text == "t.csv: 1 columns have words: sex (such as 'm, f')"
+    assert "bounds" in words.remedy
+    assert "bounds" not in ids.remedy
+
+
+def test_of_several_labels_none_is_chosen(tmp_path):
+    frame = people(60)
+    for name in ("class", "target", "y"):
+        path = Path(table(tmp_path / "t.csv", frame.assign(**{name: [0, 1] * 30})))
+        with pytest.raises(UserError, match=rf"columns label and {name} may be the label: give label=COLUMN"):
+            vectors.read_rows(path, None, Read())
+        rows = vectors.read_rows(path, None, Read(label=name))
+        assert "t.csv: labels by the column " + name in [finding.text for finding in rows.findings]
+        # a public table has it as a feature
+        like = vectors.read_rows(
+            Path(table(tmp_path / "p.csv", frame.assign(**{name: 1.0}))), None, Read(), (Field(name),)
+        )
+        assert (like.x == 1).all()
+    place = Path(table(tmp_path / "t.csv", frame.assign(x=1.0, y=2.0)))
+    assert {"x", "y"} < {column.name for column in vectors.read_rows(place, None, Read()).columns}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"labels": np.arange(60) % 3}, "y_train and labels_train may be the labels"),
+        ({"features": np.ones((60, 5))}, "x_train and features_train may be the rows of numbers"),
+    ],
+)
+def test_of_several_arrays_none_is_chosen_and_those_that_are_not_read_are_named(more, message, tmp_path):
+    arrays = {"x": np.random.RandomState(0).randn(60, 3), "y": np.arange(60) % 2}
+    names = ["cat", "dog"]
+    for part in ("", "_train"):
+        np.savez(tmp_path / "a.npz", **{name + part: values for name, values in (arrays | more).items()})
+        with pytest.raises(UserError, match=message if part else message.replace("_train", "")):
+            vectors.read_rows(tmp_path / "a.npz", None, Read())
+    np.savez(tmp_path / "a.npz", **arrays, labels=names, x_holdout=arrays["x"])
+    (finding,) = vectors.read_rows(tmp_path / "a.npz", None, Read()).findings
+    assert (finding.severity, finding.text) == ("note", "a.npz: arrays that are not read: labels, x_holdout")
+
+
 @pytest.mark.parametrize(("delimiter", "suffix"), [(",", "csv"), (";", "csv"), ("\t", "tsv")])
 def test_missing_numbers_in_any_word_are_missing(tmp_path, delimiter, suffix):
     path = tmp_path / f"t.{suffix}"
@@ -397,8 +490,6 @@ def test_people_of_arrays_are_on_one_side(tmp_path, parts):
 
 def test_npy_files_and_folders_have_labels_next_to_them(tmp_path):
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises(UserError, match=r"no labels: save one for each row as labels\.npy next to it"):
-        read(str(tmp_path / "x.npy"))
     np.save(tmp_path / "labels.npy", np.arange(50) % 2)
     one = read(str(tmp_path / "x.npy"))
     assert len(one.train.x) + len(one.test.x) == 50
@@ -526,6 +617,7 @@ def test_a_release_reads_the_tables_that_it_was_made_of(tmp_path, cli):
     new, path = frame[450:], table(tmp_path / "cancer.csv", frame[:450])
     out, err = done(cli, "fit", path, "epsilon=3")
     assert "rows: 30 columns, 30 of them without bounds, 2 classes" in err
+    assert "\n  cancer.csv: labels by the column diagnosis\n" in err
     assert "it is of other rows than the weights" in err
     assert "test rows: accuracy" in out
     card = (tmp_path / "release" / "README.md").read_text()
@@ -648,7 +740,7 @@ def test_no_row_decides_how_the_others_are_read(tmp_path):
 
 
 def test_bounds_of_all_columns_and_public_rows_fit_together(tmp_path):
-    read_of = Read(bounds=[0.0, 100_000.0])
+    read_of = Read(bounds=[-1.0, 100_000.0])
     mine, others = (table(tmp_path / f"{seed}.csv", people(200, seed)) for seed in (0, 1))
     task = load(Pair(private=mine, public=others, m=50, read=read_of), "", False)
     assert task.raw == 0
@@ -683,7 +775,7 @@ def test_dates_with_bounds_are_no_numbers(tmp_path):
     frame.to_parquet(tmp_path / "t.parquet")
     (tmp_path / "bounds.json").write_text('{"age": [0, 120]}')
     rows = vectors.read_rows(tmp_path / "t.parquet", None, Read(bounds=str(tmp_path / "bounds.json")))
-    assert "40 values in columns of numbers are none" in rows.findings[0].text
+    assert any("40 values in columns of numbers are none" in finding.text for finding in rows.findings)
 
 
 def test_rows_with_more_values_than_the_head_are_named_and_empty_ones_ignored(tmp_path):
@@ -756,6 +848,107 @@ def test_new_rows_of_an_array_are_those_of_its_features(tmp_path):
     (tmp_path / "t.jsonl").write_text("{}")
     with pytest.raises(UserError, match="give a table, npz or npy file"):
         vectors.new_rows("new", tmp_path / "t.jsonl", ())
+
+
+def test_rows_of_new_parts_are_in_order_and_named_by_their_array(tmp_path):
+    x = np.arange(12.0).reshape(6, 2)
+    np.savez(tmp_path / "t.npz", x_test=x[4:], x_val=x[3:4], x_train=x[:3])
+    given = at_path(tmp_path / "t.npz", Takes(rows=True))
+    assert given.n == 6
+    names, rows = zip(*given.each(), strict=True)
+    path = tmp_path / "t.npz"
+    assert list(names) == [f"{path}/{row}" for row in "x_train/0 x_train/1 x_train/2 x_val/0 x_test/0 x_test/1".split()]
+    assert torch.stack(rows).tolist() == x.tolist()
+    np.save(tmp_path / "t.npy", x)
+    given = at_path(tmp_path / "t.npy", Takes(rows=True))
+    assert [name for name, _ in given.each()] == [f"{tmp_path / 't.npy'}/{i}" for i in range(6)]
+
+
+def test_a_table_of_features_is_read_by_the_numbers_of_its_columns(tmp_path):
+    frame = pd.DataFrame(np.arange(24.0).reshape(2, 12), columns=[str(i) for i in range(12)])
+    for order in (sorted(frame), [*frame][::-1]):
+        path = Path(table(tmp_path / "t.csv", frame[order]))
+        assert vectors.new_rows("t.csv", path, ()).tolist() == frame.to_numpy().tolist()
+        assert vectors.new_rows("t", frame[order], ()).tolist() == frame.to_numpy().tolist()
+    named = frame.add_prefix("e")
+    assert vectors.new_rows("t", named, ()).tolist() == frame.to_numpy().tolist()
+    for wrong, message in (
+        (named[sorted(named)], "t: column e2 comes too late"),
+        (frame.drop(columns="11").assign(id=[7, 8]), "t: column id is no feature"),
+        (frame.drop(columns="11").assign(Label=[7, 8]), "t: column Label is no feature"),
+        (frame.assign(**{"3": ["1", "about 4"]}), "t: column 3, row 2: 'about 4' is no number"),
+        (frame.assign(**{"3": ["1", "?"]}), "1 of 2 rows have numbers that are missing"),
+    ):
+        with pytest.raises(UserError, match=message):
+            vectors.new_rows("t", wrong, ())
+
+
+OF_SEX = (Field("age", least=0.0, most=100.0), Field("sex", word="m"), Field("sex", word="f"), Field("raw"))
+
+
+def test_words_and_bounds_that_fit_few_values_stop_before_anything_is_spent(tmp_path):
+    frame = people(60).assign(sex=["m", "f"] * 30)
+    bounds = {"age": [0, 120], "sex": ["m", "f"]}
+    for column, values, why in (
+        ("sex", ["Male"] * 54 + ["m"] * 6, "54 of 60 values in column sex are not in m, f, such as 'Male'"),
+        ("sex", ["x"] * 5 + ["M "] * 55, ""),
+        ("sex", [""] * 30 + ["f"] * 30, ""),
+        ("age", [130.0] * 7 + [4.0] * 53, "7 of 60 values in column age are not in 0 to 120, such as 130.0"),
+        ("age", [130.0] * 5 + [4.0] * 55, ""),
+    ):
+        path = table(tmp_path / "t.csv", frame.assign(**{column: values}))
+        (tmp_path / "b.json").write_text(json.dumps(bounds))
+        found = [f for f in read(path, bounds=str(tmp_path / "b.json")).findings if f.name == "outside"]
+        assert [(f.severity, f.text) for f in found] == ([("error", f"t.csv: {why}")] if why else [])
+    np.savez(tmp_path / "a.npz", x=[[50.0, 0.5]] * 60, y=[0, 1] * 30)
+    (found,) = read(str(tmp_path / "a.npz"), bounds=[0, 1]).findings
+    assert found.text == "a.npz: 1 of 2 columns have a tenth of their numbers outside of 0 to 1"
+
+
+def test_new_words_are_named_and_a_column_without_one_that_fits_is_refused(capsys):
+    new = pd.DataFrame({"age": [30, 40], "sex": ["m", "F"], "raw": [1.0, 2.0]})
+    assert vectors.new_rows("new", new, OF_SEX).tolist() == [
+        [pytest.approx(-0.4), 1, 0, 1],
+        [pytest.approx(-0.2), 0, 1, 2],
+    ]
+    assert capsys.readouterr().err == ""
+    for column, values, warning in (
+        ("sex", ["m", "x"], "1 of 2 values in column sex are not in m, f, such as 'x'"),
+        ("age", [30, 400], "1 of 2 values in column age are not in 0 to 100, such as 400"),
+        ("sex", ["", None], "column sex is empty in all 2 rows"),
+        ("raw", [np.nan, np.nan], "column raw is empty in all 2 rows"),
+    ):
+        vectors.new_rows("new", new.assign(**{column: values}), OF_SEX)
+        assert f"warning: new: {warning}" in capsys.readouterr().err
+    with pytest.raises(UserError, match="2 of 2 values in column sex are not in m, f, such as 'male', 'female': write"):
+        vectors.new_rows("new", new.assign(sex=["male", "female"]), OF_SEX)
+
+
+def test_decimal_commas_are_called_that(tmp_path):
+    (tmp_path / "t.csv").write_text("a;b;label\n" + "".join(f"{i},5;{i},25;{i % 2}\n" for i in range(40)))
+    with pytest.raises(UserError, match="no column of numbers: it has a, b: with decimal commas: write points"):
+        vectors.read_rows(tmp_path / "t.csv", None, Read())
+    (tmp_path / "t.csv").write_text("a;b;label\n" + "".join(f"{i},5;{i}.25;{i % 2}\n" for i in range(40)))
+    (finding,) = (f for f in vectors.read_rows(tmp_path / "t.csv", None, Read()).findings if f.severity == "error")
+    assert (finding.name, finding.text) == ("words", "t.csv: columns have numbers with decimal commas: a")
+
+
+def test_arrays_have_labels_as_tables_do_and_public_ones_need_none(tmp_path):
+    x = np.random.RandomState(0).randn(60, 3)
+    np.savez(tmp_path / "a.npz", x=x, y=[-1, 1] * 30)
+    assert read(str(tmp_path / "a.npz")).names == ("-1", "1")
+    for labels in ([-1, 0, 1] * 20, [-1] * 60, [-2, 1] * 30):
+        np.savez(tmp_path / "b.npz", x=x, y=labels)
+        with pytest.raises(UserError, match=r"labels out of range: -[12] is below 0: leave examples without a label"):
+            read(str(tmp_path / "b.npz"))
+    np.savez(tmp_path / "p.npz", x=x + 1)
+    (tmp_path / "p").mkdir()
+    np.save(tmp_path / "p" / "p.npy", x + 1)
+    for public in ("p.npz", "p/p.npy"):
+        task = load(Pair(private=str(tmp_path / "a.npz"), public=str(tmp_path / public), m=60), "", False)
+        assert len(task.public.x) == 60
+        with pytest.raises(UserError, match="no labels in it: add "):
+            load(Pair(private=str(tmp_path / public), public=None, m=1), "", False)
 
 
 @pytest.mark.parametrize("theirs", [["b", "c", "zz"], ["zz", "c", "b"], ["a"], None])

@@ -215,12 +215,12 @@ def test_findings_name_what_they_are_of(tmp_path, kind):
     frame = pd.DataFrame({column: range(40), "label": ["a", "b"] * 15 + ["a"] * 10, "split": sides})
     frame.to_csv(tmp_path / "a.csv", index=False)
     source, _, findings = data.checked(str(tmp_path / "a.csv"), ".", False, None, Read())
-    assert (source.kind, len(findings)) == (kind, 2)
-    assert f"fewer than 50 training {kind} may be lost" in findings[0].text
-    assert f"without a test {kind[:-1]}, which are not measured: b" in findings[1].text
+    assert (source.kind, [finding.name for finding in findings]) == (kind, ["label_column", "few", "few"])
+    assert f"fewer than 50 training {kind} may be lost" in findings[1].text
+    assert f"without a test {kind[:-1]}, which are not measured: b" in findings[2].text
     frame.assign(label=["a"] * 30 + ["b"] * 10).to_csv(tmp_path / "b.csv", index=False)
     *_, findings = data.checked(str(tmp_path / "b.csv"), ".", False, None, Read())
-    assert findings[0].text.endswith(f"no training {kind[:-1]} of a class is left: b")
+    assert findings[1].text.endswith(f"no training {kind[:-1]} of a class is left: b")
     frame.drop(columns="split").to_csv(tmp_path / "c.csv", index=False)
     assert opened(tmp_path / "c.csv").notes[0].endswith(f"of 40 {kind} held out as the test set, by {kind[:-1]}")
 

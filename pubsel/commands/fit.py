@@ -21,6 +21,7 @@ from pubsel.algorithms import LABELS_REMEDY, check_labels
 from pubsel.cell import choose_device
 from pubsel.data import MOST_PUBLIC, Task, load, of_public_data, open_dataset, same_examples, same_names
 from pubsel.data.embeddings import is_embeddings, open_embeddings
+from pubsel.data.findings import NOTE
 from pubsel.messages import UsageError, UserError, duration, gib, say
 from pubsel.models.encoders import encoder_words
 from pubsel.privacy import accountant, ledger
@@ -273,6 +274,9 @@ def print_plan(
     units = kind if task.people is None else "people"
     yield f"plan for {settings.private}"
     yield f"  {kind}: {form}, {task.classes} classes"
+    for finding in task.findings:
+        if finding.name in ("label_column", "columns") and finding.severity == NOTE:
+            yield f"  {finding.text}"
     of_people = task.people is not None
     images = len(task.private.y) + (0 if task.validation is None else len(task.validation.y))
     whose = f"of the {n + held:,} people with {images:,} {kind} " if of_people else ""

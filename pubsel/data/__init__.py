@@ -190,7 +190,8 @@ class Reader(NamedTuple):
         source = open_dataset(
             name, self.data_root, self.download, self.unit, self.keep, rules, self.columns, not self.public
         )
-        settle(source.findings, self.rules.accept or [])
+        # nobody in public data is protected
+        settle([f for f in source.findings if not (self.public and f.name == "ids")], self.rules.accept or [])
         # no backbone would scale the images again, so their size is a decision
         sizes = next((finding for finding in source.findings if finding.name == "no_size"), None)
         if self.pixels and sizes is not None:

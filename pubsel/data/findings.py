@@ -40,11 +40,13 @@ NAMES = {
     "one": "one image or one class only, or no image in a part, of which nothing can be learned",
     "few": "classes, or labels, with few training images, or without a test image",
     "split": "a column that may be the split",
-    "columns": "columns of a table that are not used",
+    "label_column": "the column of a table that has the labels",
+    "columns": "columns of a table, or arrays, that are not used",
     "words": "columns of words in a table of numbers, which are left out; bounds=FILE lists their values",
     "empty": "texts without a character, whose features are all zero",
-    "ids": "a column that names people; unit=COLUMN protects each person, not each row",
+    "ids": "a column, or an array, that names people, or may; unit=COLUMN protects each person, not each row",
     "missing": "numbers that are missing",
+    "outside": "a column with a tenth of its values outside of its bounds, or other words than those in bounds=FILE",
     "table": "a table next to images without classes, which may have their labels",
 }
 

@@ -29,6 +29,7 @@ NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # of the images, or units, that are held out where nobody gives a test part
 TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
+LINE_BREAK = re.compile("\r\n?|\n")
 EXTRA = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
@@ -447,8 +448,53 @@ class TableRow(dict[str, str]):
     @property
     def place(self) -> str:
         """Return where the row begins, as an editor numbers lines: a quoted value may have several."""
-        more = sum(len(re.findall("\r\n?|\n", value)) for value in self.values()) if self.unit == "line" else 0
+        more = sum(len(LINE_BREAK.findall(value)) for value in self.values()) if self.unit == "line" else 0
         return f"{self.unit} {self.last - more}"
+
+
+def check_quotes(table: Path, file: TextIO, delimiter: str) -> None:
+    """Raise UserError if quotes of a CSV may make one value of several rows, whose people would be one: a quote that
+    is not closed, or is followed by more of its value, or a value most of whose lines have the separators of a row.
+    file: the open table, which is read and set back to its beginning."""
+    csv.field_size_limit(2**31 - 1)  # of a text
+    quoted = any('"' in line for line in file)
+    file.seek(0)
+    if not quoted:
+        return
+    # a comma of a sentence has a blank after it, and one of a letter's head is the last character of its line
+    head = file.readline()
+    prose = "(?! )" if head.count(delimiter) > 1 else "(?! |$)"
+    separator = re.compile(delimiter if delimiter == "\t" or f"{delimiter} " in head else delimiter + prose)
+    file.seek(0)
+    reader, columns, first = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True), 0, 1
+    try:
+        for values in reader:
+            columns = columns or len(values)
+            if reader.line_num > first and _has_rows_in(values, columns, separator):
+                raise UserError(
+                    f"{table}: line {first}: a quoted value has a line break followed by as many {delimiter!r} as a "
+                    "row has: remove the stray quote; if it is one text, replace its line breaks by blanks"
+                )
+            first = reader.line_num + 1
+    except csv.Error as error:
+        what = "a quote is not closed" if "end of data" in str(error) else "a quoted value goes on after its quote"
+        remedy = 'remove it, or quote the whole value and write each quote in it as "" (not \\")'
+        raise UserError(f"{table}: line {first}: {what}: {remedy}") from None
+    file.seek(0)
+
+
+def _has_rows_in(values: Sequence[str], columns: int, separator: re.Pattern[str]) -> bool:
+    """Return whether a value has several lines, most of which would be rows of `columns` values if the quotes around
+    it were none: the first one with the values before it, and the last one with those after it."""
+    for place, value in enumerate(values):
+        first, *lines = LINE_BREAK.split(value)
+        if not lines or columns == 1:
+            continue
+        counts = [len(separator.findall(line)) for line in lines[:-1] if line.strip()]
+        counts += [place + len(separator.findall(first)), len(separator.findall(lines[-1])) + len(values) - 1 - place]
+        if 2 * counts.count(columns - 1) > len(counts):
+            return True
+    return False
 
 
 def rows_of(
@@ -457,11 +503,12 @@ def rows_of(
     """Return the rows of a CSV. between: characters that may separate its columns, of which its first line decides;
     most: the number of rows to read; blank: whether rows without a character count. UserError if it is absent, empty or
     no CSV, or lacks one of the columns."""
-    csv.field_size_limit(2**31 - 1)  # of a text
     try:
         with open_text(table) as file:
             delimiter = delimiter_of(file.readline(), between)
             file.seek(0)
+            if most is None:
+                check_quotes(table, file, delimiter)
             reader = csv.DictReader(file, restkey=EXTRA, restval="", skipinitialspace=True, delimiter=delimiter)
             filled = (values for values in reader if blank or "".join(map(str, values.values())).strip())
             rows = [TableRow(values, reader.line_num) for values in islice(filled, most)]

@@ -15,7 +15,7 @@ from pubsel.data import folders, images, memory, prepared, tables
 from pubsel.data.arrow import Inside
 from pubsel.data.convert import Shape, to_shape
 from pubsel.data.texts import TextInput, hashed, new_texts, text_of
-from pubsel.data.vectors import Field, new_rows
+from pubsel.data.vectors import Field, names_of_rows, new_rows
 from pubsel.files import plain
 from pubsel.messages import UserError
 
@@ -117,7 +117,7 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
         )
     if takes.rows:
         x = new_rows(str(name), path, takes.columns)
-        return Given(len(x), lambda: ((f"{name}/{i}", row) for i, row in enumerate(x)), lambda: (path,))
+        return Given(len(x), lambda: zip(names_of_rows(str(name), path, len(x)), x, strict=False), lambda: (path,))
     # images are listed only: they may be more than memory holds
     if path.is_dir() and not tables.is_table(path):
         files = folders.all_images(path)

@@ -20,6 +20,7 @@ from pubsel.data.convert import Shape, describe
 from pubsel.data.examples import people_of
 from pubsel.data.findings import NOTE, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION
+from pubsel.data.identifiers import left_out, may_be_ids
 from pubsel.data.images import MOST, nearly_black
 from pubsel.data.splits import (
     Images,
@@ -97,6 +98,29 @@ def listing(path: Path, classes: int, shape: Shape) -> Listing:
     return Listing(Unread(train.image, labels[0]), Unread(test.image, labels[1]))
 
 
+def unread_arrays(path: Path, used: Collection[str], unit: str | None) -> list[Finding]:
+    """Return findings on the arrays of a user's npz that are not read: those that name people, and others. used: the
+    names of those that are, but for the arrays that `unit` names."""
+    words = {word for part in PARTS.values() for word in part}
+    columns = dict[str, list[str]]()  # the same array of all parts
+    for name in names_in(path):
+        plain_name = "_".join(word for word in name.split("_") if word.lower() not in words)
+        if name not in used and (unit is None or plain_name != unit):
+            columns.setdefault(plain_name, []).append(name)
+    values = dict[str, list[object] | None]()
+    for column in filter(may_be_ids, columns):
+        heads = [_head(path, name) for name in columns[column]]
+        if all(len(shape) == 1 for shape, _ in heads):
+            # objects, such as texts of pandas, are not read
+            objects = any(dtype.hasobject for _, dtype in heads)
+            arrays = {} if objects else arrays_of(path, columns[column])
+            values[column] = None if objects else [value for array in arrays.values() for value in array.tolist()]
+    left, findings = left_out(path.name, values, unit, "array")
+    if others := [name for column, names in columns.items() if column not in left for name in names]:
+        findings.append(Finding("columns", NOTE, f"{path.name}: arrays that are not read: {first_of(others, 10)}"))
+    return findings
+
+
 def listed_arrays(path: Path, unit: str | None) -> Listed:
     """Return a user's npz, checked as in `read`, with no image read yet. The validation part is one with the test part,
     as of a folder; without either, a fifth of its units is drawn. Classes are the labels that occur; without labels it
@@ -107,6 +131,8 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
     y, names, findings = _labels(path, parts, arrays, [stream.n for stream in streams])
     for stream in streams[1:]:
         _check_both(path, (streams[0].shape, stream.shape), (y, y), None, None)
+    used = {name for kind, name in arrays.items() if kind.partition("_")[0] in parts}
+    findings = (*findings, *unread_arrays(path, used, unit))
 
     # all parts are one listing, as of a folder, and those that are held out follow the training part
     starts = np.cumsum([0, *(stream.n for stream in streams)])
@@ -178,7 +204,10 @@ def _labels(
     values = [array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array for array in arrays.values()]
     if all(array.dtype.kind in "US" and array.shape == (n,) for array, n in zip(values, counts, strict=True)):
         return _in_words(path, [text for array in values for text in array.tolist()])
-    known = [labels_from(_checked_labels(path, name, n, arrays[name])) for name, n in zip(wanted, counts, strict=True)]
+    known = [
+        labels_from(_checked_labels(path, name, n, arrays[name], below=True))
+        for name, n in zip(wanted, counts, strict=True)
+    ]
     if len({y.shape[1:] for y in known}) > 1:
         raise UserError(f"{path}: {' and '.join(wanted)} differ in their shape: make them alike")
     return *_classes(path, torch.cat(known)), ()
@@ -202,7 +231,7 @@ def classes_of(path: Path, labels: np.ndarray) -> tuple[Tensor, tuple[str, ...],
     names, and findings. UserError if they are malformed."""
     if labels.dtype.kind in "US":
         return _in_words(path, labels.tolist())
-    return *_classes(path, labels_from(_checked_labels(path, "the labels", len(labels), labels))), ()
+    return *_classes(path, labels_from(_checked_labels(path, "the labels", len(labels), labels, below=True))), ()
 
 
 def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
@@ -210,6 +239,9 @@ def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
     if nine tenths of them have a single 1; UserError for the others then."""
     if y.dim() == 1:
         values, numbers = y.unique(return_inverse=True)
+        if len(y) and int(values[0]) < 0 and values.tolist() != [-1, 1]:
+            why = "leave examples without a label out, or number classes from 0"
+            raise UserError(f"{path}: labels out of range: {int(values[0])} is below 0: {why}")
         return numbers, tuple(map(str, values.tolist()))
     names, ones = tuple(map(str, range(y.shape[1]))), y.sum(1)
     if not len(y) or y.shape[1] < 2 or float((ones == 1).float().mean()) < MOST:
@@ -237,8 +269,14 @@ class Stream(NamedTuple):
 
 def shape_in(path: Path, array: str) -> tuple[int, ...]:
     """Return the shape of an array of a npz, by its head alone."""
+    return _head(path, array)[0]
+
+
+def _head(path: Path, array: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and type of an array of a npz."""
     with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive, archive.open(f"{array}.npy") as member:
-        return _header(member)[0]
+        shape, _, dtype = _header(member)
+        return shape, dtype
 
 
 def image_arrays(path: Path) -> list[str]:
@@ -396,8 +434,9 @@ def _check_plain(path: Path, array: str, dtype: np.dtype) -> None:
         )
 
 
-def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray) -> np.ndarray:
-    """Return the labels, [n] or [n, labels], of n images. UserError if they are malformed."""
+def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray, below: bool = False) -> np.ndarray:
+    """Return the labels, [n] or [n, labels], of n images. below: whether they may be below 0. UserError if they are
+    malformed."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):
@@ -409,6 +448,6 @@ def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray) -> np.nd
 
     if labels.ndim == 2 and not (np.isin(labels, (0, 1)) | np.isnan(labels)).all():
         raise UserError(f"{path}: {array} out of range: a multi-label array holds only 0, 1 and nan, for not known")
-    if labels.ndim == 1 and len(labels) and labels.min() < 0:
+    if labels.ndim == 1 and not below and len(labels) and labels.min() < 0:
         raise UserError(f"{path}: {array} out of range: {labels.min()} is below 0")
     return labels

@@ -27,11 +27,13 @@ from pubsel.data.folders import (
     TRAIN,
     VALIDATION,
     TableRow,
+    check_quotes,
     delimiter_of,
     open_text,
     rows_of,
     words_in,
 )
+from pubsel.data.identifiers import left_out
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import reading
@@ -78,7 +80,9 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     side, about_split = _side(table, rows, read.split, {path, label, unit})
     used = {path, label, unit, side, *several}
     findings = [*about_several, *about_split]
-    if unused := [column for column in columns if column not in used]:
+    left, about_ids = left_out(table.name, {c: [row[c] for row in rows] for c in columns if c not in used}, unit)
+    findings += about_ids
+    if unused := [column for column in columns if column not in used | left]:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
     _check_names(table, rows, path)
@@ -140,7 +144,9 @@ def _answers(
     people, about_people = None, tuple[Finding, ...]()
     if unit:
         people, about_people = people_of(table.name, [row[unit] for row in rows])
-    findings = (*about_both, *about_words, *about_labels, *about_people)
+    which = Finding("label_column", NOTE, f"{table.name}: labels by the column {label}")
+    known = () if label in (JOINED, memory.LABEL) else (which,)
+    findings = (*known, *about_both, *about_words, *about_labels, *about_people)
     y = _classes(rows, label, words, several, isinstance(read.label, list))
     return rows, Answers(y, test, tuple(words.names), people, findings)
 
@@ -163,10 +169,12 @@ def features_in(
     labelled: bool,
     texts: str | None = None,
     of_words: Collection[str] = (),
+    like: Collection[str] = (),
 ) -> Numbers:
     """Return a table of numbers. missing: the words in place of a number that is not known; labelled: whether it must
     have a label for each row, otherwise all are of class 0; texts: a column of texts; of_words: columns that are text
-    whatever is in them. UserError if it cannot be read or lacks a column."""
+    whatever is in them; like: columns of numbers, so that none is the label. UserError if it cannot be read or lacks a
+    column."""
     # what is compared as text keeps its zeros, and pandas finds out which columns are numbers
     columns = names_of(table)
     _check_unit(table, columns, unit)
@@ -181,8 +189,8 @@ def features_in(
     several, findings = list[str](), tuple[Finding, ...]()
     if isinstance(read.label, list):
         rows, label, several, findings = _label_of(table, rows, read.label, {unit, read.split})
-    elif labelled or read.label is not None or any(plain_name(c) in OUTCOMES for c in columns):
-        label = column_of(table, columns, "label", OUTCOMES, read.label)
+    elif labelled or read.label is not None or any(plain_name(c) in OUTCOMES for c in columns if c not in like):
+        label = column_of(table, [c for c in columns if c not in like], "label", OUTCOMES, read.label)
     else:
         label, rows = JOINED, [TableRow(row | {JOINED: "0"}, row.last, row.unit) for row in rows]
     side, about_split = _side(table, rows, read.split, {label, unit, JOINED, *several})
@@ -231,6 +239,7 @@ def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Co
     with reading(table, "not a readable table", (OSError, ValueError)), open_text(table) as file:
         between = delimiter_of(file.readline(), DELIMITERS)
         file.seek(0)
+        check_quotes(table, file, between)
         how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "low_memory": False}
         # a word such as none may be a class, or a word with bounds
         numbers = {name: list(missing) for name in columns if name not in text}
@@ -324,7 +333,7 @@ def column_of(
     table: Path, columns: Sequence[str], key: str, usual: Sequence[str], name: str | None, remedy: str | None = None
 ) -> str:
     """Return the column that a key names, or the one with a usual name. remedy: in place of the key. UserError if there
-    is none."""
+    is none, or if several may be the label."""
     if name is not None:
         if name not in columns:
             raise UsageError(f"{key}={name}: {table.name} has no such column: {first_of(columns, 20)}")
@@ -336,8 +345,16 @@ def column_of(
         if len(by_name.get(word, ())) > 1:
             either = " and ".join(by_name[word])
             raise UserError(f"{table}: columns {either} may be the {key}: {remedy or f'give {key}=COLUMN'}")
-        if word in by_name:
+        if word in by_name and key != "label":
             return by_name[word][0]
+    known = [by_name[word][0] for word in usual if word in by_name]
+    if len(known) > 1 and "x" in by_name:
+        known = [column for column in known if plain_name(column) != "y"]  # a place in an image, as x is
+    if len(known) > 1:
+        either = " and ".join(known)
+        raise UserError(f"{table}: columns {either} may be the label: give label=COLUMN, or rename the others")
+    if known:
+        return known[0]
     remedy = remedy or f"give {key}=COLUMN, or path,label in its head"
     raise UserError(f"{table}: no column {key}: it has {first_of(columns, 20)}: {remedy}")
 

@@ -16,7 +16,8 @@ from pubsel.data import memory, tables
 from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
 from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, files_below, lost_classes, other_files, same_words
-from pubsel.data.vectors import INDEX, PERSON, Vectors, is_rows, left_out
+from pubsel.data.identifiers import left_out, may_be_ids
+from pubsel.data.vectors import Vectors, is_rows
 from pubsel.files import plain, reading
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Read
@@ -95,8 +96,8 @@ def column_of_texts(names: Sequence[str], read: Read) -> str | None:
     known = {tables.plain_name(name): name for name in reversed(names) if name not in (*labels, read.split)}
     if any(name in known for name in tables.PATHS):
         return None
-    others = {*known} - {*NAMES, *PERHAPS, *tables.OUTCOMES, *tables.SPLITS, *INDEX}
-    usual = NAMES if any(not PERSON.fullmatch(name) for name in others) else (*NAMES, *PERHAPS)
+    others = {*known} - {*NAMES, *PERHAPS, *tables.OUTCOMES, *tables.SPLITS}
+    usual = NAMES if any(not may_be_ids(name) for name in others) else (*NAMES, *PERHAPS)
     return next((known[name] for name in usual if name in known), None)
 
 
@@ -120,7 +121,7 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
     if column is None or read.text not in (None, column):
         raise UsageError(f"text={read.text}: {table.name} has no such column: {first_of(names, 20)}")
     frame, answers = tables.features_in(table, (), unit, read, labelled, column)
-    left, findings = left_out(table, frame.drop(columns=column), {})
+    left, findings = left_out(table.name, frame.drop(columns=column), unit)
     if others := [name for name in frame if name not in {*left, column}]:
         text = f"{table.name}: {column} is read as texts, and other columns are not used: {first_of(others, 10)}"
         findings.append(Finding("columns", WARNING, f"{text}; text=none reads a table of numbers"))

@@ -20,15 +20,16 @@ from torch import Tensor
 
 from pubsel.data import memory, tables
 from pubsel.data.embeddings import BLOCK, open_embeddings
-from pubsel.data.examples import drawn, each_row, folded, in_hash_order, people_of, unit_of
-from pubsel.data.findings import ERROR, NOTE, Finding, first_of
+from pubsel.data.examples import MANY, drawn, each_row, folded, in_hash_order, people_of, unit_of
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
+from pubsel.data.identifiers import COUNTERS, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
 from pubsel.data.overlap import Digest, digests, remember
-from pubsel.data.prepared import arrays_of, classes_of, names_in, people_in, shape_in
+from pubsel.data.prepared import arrays_of, classes_of, names_in, people_in, shape_in, unread_arrays
 from pubsel.data.splits import Split
 from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
-from pubsel.messages import UsageError, UserError
+from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.keys import Read, Scale
 
 if TYPE_CHECKING:
@@ -37,14 +38,12 @@ if TYPE_CHECKING:
 FEATURES = ("x", "features", "embeddings", "data", "vectors")
 LABELS = ("y", "labels", "label", "target", "targets")
 LABEL_FILES = ("labels.npy", "label.npy", "y.npy", "targets.npy")
-INDEX = {"", "index", "id", "row", "row_id", "rowid", "row_number"}  # names of columns that number the rows
-NUMBERED = r"unnamed:|__index_level_\d+__$"  # how pandas names them in files
 MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL", "None", "none", "<NA>", "#N/A"]
-PERSON = re.compile(
-    r"(patient|subject|person|participant|user|customer|client|member|mrn|ssn)s?([ _-]?(id|no|nr|number))?"
-)
 NO_WORDS = {folded(word) for word in MISSING}
 LARGEST = float(np.finfo(np.float32).max)  # of the numbers that are read
+DECIMAL = r"[+-]?\d*,\d+\s*"  # a number as many languages write it
+POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False) does"
+OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 
 
@@ -110,6 +109,40 @@ def not_numbers(frame: pd.DataFrame, columns: Sequence[Field]) -> str:
     return f"{len(wrong)} values in columns of numbers are none, such as {first_of(map(repr, wrong))}" if wrong else ""
 
 
+class Outside(NamedTuple):
+    """The values of a column that are none of its words, or outside of its bounds. known: how many are not missing;
+    of_words: whether it has words; text: a sentence on these values."""
+
+    column: str
+    known: int
+    other: int
+    of_words: bool
+    text: str
+
+
+def outside_of(frame: pd.DataFrame, columns: Sequence[Field]) -> list[Outside]:
+    """Return how many values of each column are outside of what its fields take."""
+    fields, found = dict[str, list[Field]](), list[Outside]()
+    for field in columns:
+        fields.setdefault(field.name, []).append(field)
+    for name, several in fields.items():
+        words = [field.word for field in several if field.word is not None]
+        bounds = next(((field.least, field.most) for field in several if field.least is not None), None)
+        if words:
+            texts = frame[name].map(_as_word)
+            inside = texts.isin({folded(word) for word in words}).to_numpy()
+            known, takes = inside | ~texts.isin({folded(word) for word in MISSING}).to_numpy(), first_of(words, 4)
+        else:
+            numbers = numbers_of(frame[name])
+            known, takes = np.isfinite(numbers), "" if bounds is None else f"{bounds[0]:g} to {bounds[1]:g}"
+            inside = known if bounds is None else (numbers >= bounds[0]) & (numbers <= bounds[1])
+        other = known & ~inside
+        such = first_of(map(repr, frame[name][other]))
+        text = f"{int(other.sum())} of {int(known.sum())} values in column {name} are not in {takes}, such as {such}"
+        found.append(Outside(name, int(known.sum()), int(other.sum()), bool(words), text))
+    return found
+
+
 def _as_word(value: Any) -> str:
     """Return a value of a column of words, as words are compared."""
     import pandas as pd
@@ -150,8 +183,12 @@ def is_rows(path: Path, read: Read) -> bool:
     if path.is_dir():
         return any((path / name).is_file() for name in LABEL_FILES)
     suffix = path.suffix.lower()
-    parts = _parts_in(names_in(path)) if suffix == ".npz" else {}
-    return suffix == ".npy" or (bool(parts) and all(len(shape_in(path, x)) == 2 for x, _ in parts.values()))
+    if suffix != ".npz":
+        return suffix == ".npy"
+    names = [x for x, _ in _parts_in(names_in(path)).values()]
+    if not names and all(len(shape_in(path, name)) < 3 for name in names_in(path)):
+        names = row_arrays(path)
+    return bool(names) and all(len(shape_in(path, x)) == 2 for x in names)
 
 
 def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = (), labelled: bool = True) -> Vectors:
@@ -212,10 +249,28 @@ def _parts_in(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return parts if parts.keys() & {"", "train"} else {}
 
 
+def _check_one_each(path: Path, parts: Mapping[str, tuple[str, str]]) -> None:
+    """Raise UserError if other arrays may be the rows or labels of a part as well. parts: the names of both."""
+    others = set(names_in(path)) - {name for pair in parts.values() for name in pair}
+    for x, y in parts.values():
+        n = shape_in(path, x)[0]
+        for name, words, sides, what in ((x, FEATURES, 2, "the rows of numbers"), (y, LABELS, 1, "the labels")):
+            (word,) = (word for word in name.lower().split("_") if word in words)
+            spelt = {name.lower().replace(word, other) for other in words}
+            for other in sorted(other for other in others if other.lower() in spelt):
+                shape = shape_in(path, other)
+                if shape[:1] == (n,) and len(shape) >= sides:
+                    raise UserError(f"{path}: {name} and {other} may be {what}: call one otherwise, or leave it out")
+
+
 def _of_npz(path: Path, unit: str | None) -> Vectors:
     """Return the rows of a npz: x (or features, embeddings, data) and y (or labels, target), or x_train, y_train,
     x_test, y_test. The validation part is one with the test part, as of a folder."""
     parts = _parts_in(names_in(path))
+    _check_one_each(path, parts)
+    if not parts:
+        arrays = arrays_of(path, row_arrays(path))
+        return _unlabelled(path.name, torch.cat([_numbers(path, *array) for array in arrays.items()]), "y")
     x_names, y_names = zip(*parts.values(), strict=True)
     arrays = arrays_of(path, [*x_names, *y_names])
     x = [_numbers(path, name, arrays[name]) for name in x_names]
@@ -226,6 +281,7 @@ def _of_npz(path: Path, unit: str | None) -> Vectors:
     of_part = np.repeat([part not in ("", "train") for part in parts], [len(part) for part in x])
     test = of_part if of_part.any() else None
 
+    findings = (*findings, *unread_arrays(path, {*x_names, *y_names}, unit))
     people = None
     if unit is not None:
         people, more = people_of(path.name, people_in(path, unit, list(parts), [len(part) for part in x]))
@@ -239,18 +295,24 @@ def _of_npy(path: Path) -> Vectors:
     folder = path if path.is_dir() else path.parent
     ways = (*LABEL_FILES, f"{path.stem}_labels.npy", f"{path.stem}_y.npy")
     file = next((folder / name for name in ways if (folder / name).is_file() and folder / name != path), None)
-    if file is None:
-        raise UserError(f"{path}: no labels: save one for each row as labels.npy next to it")
     if path.is_dir():
         shards = open_embeddings(str(path))
         x = gathered((block.float() for block in shards.blocks()), shards.n)
     else:
         with reading(path, "save it again by numpy.save"):
             x = _numbers(path, path.name, npy_map(path))
+    if file is None:
+        return _unlabelled(path.name, x, "labels.npy, with one for each row, next to it")
     with reading(file, "save it again by numpy.save"):
         labels = np.load(plain(file), allow_pickle=False)
     y, names, findings = classes_of(file, _labels(file, file.name, labels, len(x)))
     return Vectors(x, y, None, len(names), names, findings=findings)
+
+
+def _unlabelled(name: str, x: Tensor, remedy: str) -> Vectors:
+    """Return rows without labels as those of one class, which public data may be."""
+    lacking = Finding("one", NOTE, f"{name}: no labels in it", f"add {remedy}")
+    return Vectors(x, torch.zeros(len(x), dtype=torch.int64), None, 1, ("0",), findings=(lacking,))
 
 
 def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:
@@ -291,6 +353,11 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
         if isinstance(read.bounds, str):
             raise UsageError(f"bounds={read.bounds}: of an array: give [least,most] of all its numbers")
         least, most = read.bounds
+        outside = sum(((part < least) | (part > most)).sum(0) for part in in_parts(rows.x, BLOCK))
+        assert isinstance(outside, Tensor)
+        if wrong := int((outside > OFTEN * n).sum()):
+            text = f"{path.name}: {wrong} of {d} columns have a tenth of their numbers outside of {least:g} to {most:g}"
+            rows = rows._replace(findings=(*rows.findings, Finding("outside", ERROR, text, OUTSIDE)))
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
         scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts())
         return rows._replace(x=gathered(scaled, n), columns=columns, raw=0, as_read=as_read())
@@ -316,7 +383,8 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     bounds = _bounds(read.bounds) if isinstance(read.bounds, str) else {}
     of_words = {name for name, values in bounds.items() if isinstance(values[0], str)}
     of_words |= {column.name for column in like if column.word is not None}
-    frame, answers = tables.features_in(table, MISSING, unit, read, labelled, of_words=of_words)
+    names = {column.name for column in like}
+    frame, answers = tables.features_in(table, MISSING, unit, read, labelled, None, of_words, names)
     findings = list(answers.findings)
     if not len(frame):
         raise UserError(f"{table}: no row has a label")
@@ -330,16 +398,19 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
             remedy = "correct them; accepted, they are missing"
             findings.append(Finding("missing", ERROR, f"{table.name}: {text}", remedy))
     else:
-        columns, more = _columns_of(table, frame, read, bounds)
+        columns, more = _columns_of(table, frame, unit, read, bounds)
         findings += more
+    findings += [
+        Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
+        for column in outside_of(frame, columns)
+        if column.other > OFTEN * column.known
+    ]
     x = as_rows(frame, columns)
-    features = frame[[name for name in frame if name not in left_out(table, frame, {})[0]]]
-    plain_columns = tuple(map(Field, features))
-    as_read = (
-        None
-        if like or (columns == plain_columns and read.scale != Scale.none)
-        else _as_read(features if len(plain_columns) else frame)
-    )
+
+    # rows are compared by what was read, whatever bounds, words and scale make of it
+    features = frame.drop(columns=[*left_out(table.name, frame, unit)[0]])
+    as_it_is = like or (columns == tuple(map(Field, features)) and read.scale != Scale.none)
+    as_read = None if as_it_is else _as_read(features if len(features.columns) else frame)
     raw: int | None = sum(column.raw for column in columns)
     if read.scale == Scale.none and not like:
         x, raw = gathered((part.nan_to_num(0.0) for part in in_parts(x, BLOCK)), len(x)), None
@@ -371,6 +442,25 @@ def as_rows(frame: pd.DataFrame, columns: Sequence[Field]) -> Tensor:
     return gathered(map(torch.from_numpy, rows), len(frame))
 
 
+def row_arrays(path: Path) -> list[str]:
+    """Return the names of the arrays of features of all parts in a npz, those of the training part first; none: it has
+    none with a usual name."""
+    order = {word: i for i, words in enumerate((TRAIN, VALIDATION, TEST)) for word in words}
+    words = {name: name.lower().split("_") for name in names_in(path)}
+    names = sorted(words, key=lambda name: max(order.get(word, -1) for word in words[name]))
+    ways = ([name for name in names if [w for w in words[name] if w not in order] == [word]] for word in FEATURES)
+    return next(filter(None, ways), [])
+
+
+def names_of_rows(name: str, path: Path, n: int) -> Iterator[str]:
+    """Yield the name of each of n rows of a path, which is called `name`: its number, in an npz that in its array."""
+    if path.suffix.lower() != ".npz":
+        yield from (f"{name}/{i}" for i in range(n))
+        return
+    for array in row_arrays(path):
+        yield from (f"{name}/{array}/{i}" for i in range(shape_in(path, array)[0]))
+
+
 def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
     """Return rows for a model, float32 [n, d]: of a path, a pandas table, an array or a tensor [n, d] or [d]. columns:
     that it was trained on; empty: features. UserError if they are of another kind, or lack a column."""
@@ -393,15 +483,52 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
         if set(names) != set(numbers):
             raise UserError(f"{name}: this model takes a table with the columns {first_of(names, 10)}: give one")
         given = pd.DataFrame(x, columns=numbers)
-    if not columns:
-        return _known(name, torch.from_numpy(given.to_numpy(np.float32)))
     given = memory.named_columns(name, given)
+    if not columns:
+        return _known(name, _features_in(name, given))
     if absent := [column for column in names if column not in given]:
         raise UserError(f"{name}: no column {absent[0]}, which this model was trained on: it has {first_of(given, 10)}")
     # an answer of a row that was misread would look like any other
     if text := not_numbers(given, columns):
         raise UserError(f"{name}: {text}: correct them, or leave them empty if they are not known")
+    _check_new(name, given, columns)
     return as_rows(given, columns)
+
+
+def _check_new(name: str, given: pd.DataFrame, columns: Sequence[Field]) -> None:
+    """Warn about columns of new rows that are empty, or have values that a model was not trained on. UserError for a
+    column of words that has none of its words."""
+    for column in outside_of(given, columns):
+        if column.of_words and 0 < column.known == column.other:
+            raise UserError(f"{name}: {column.text}: write these words, or leave those empty that are none of them")
+        if column.other > (0 if column.of_words else OFTEN * column.known):
+            say(f"warning: {name}: {column.text}")
+        if not column.known and len(given) > 1:
+            say(f"warning: {name}: column {column.column} is empty in all {len(given)} rows")
+
+
+def _features_in(name: str, frame: pd.DataFrame) -> Tensor:
+    """Return the features that a table has a column for each of, float32 [n, d], in the order of the numbers that the
+    columns are called by. UserError for a column of anything else, or columns in disorder."""
+    numerals = [str(i) for i in range(frame.shape[1])]
+    if {*frame} == {*numerals}:
+        frame = frame[numerals]
+    others = (*tables.OUTCOMES, *tables.SPLITS)
+    if other := [c for c in frame if may_be_ids(c) or tables.plain_name(c) in others]:
+        raise UserError(f"{name}: column {other[0]} is no feature, which this model takes alone: leave it out")
+    last = dict[tuple[str, str], int]()  # number of a column, by what is around it in its name
+    for column in frame:
+        if match := re.fullmatch(r"(.*?)(\d+)(\D*)", column):
+            around, number = (match[1], match[3]), int(match[2])
+            if number <= last.get(around, -1):
+                raise UserError(f"{name}: column {column} comes too late: bring the columns into the order of training")
+            last[around] = number
+    numbers = {column: numbers_of(frame[column]) for column in frame}
+    for column, values in numbers.items():
+        texts = {int(i): str(frame[column].iloc[i]).strip() for i in np.flatnonzero(np.isnan(values))}
+        if wrong := [i for i, text in texts.items() if text not in MISSING]:
+            raise UserError(f"{name}: column {column}, row {wrong[0] + 1}: {texts[wrong[0]]!r} is no number")
+    return torch.from_numpy(np.stack([*numbers.values()], axis=1).astype(np.float32))
 
 
 def _known(name: str, x: Tensor) -> Tensor:
@@ -425,26 +552,25 @@ def _new_at(path: Path, of_words: Collection[str]) -> pd.DataFrame | np.ndarray 
         if suffix == ".npy":
             array = npy_map(plain(path))
             return _numbers(path, path.name, array) if array.ndim == 2 else array
-        # of one name for features, all parts
-        parts = {*TRAIN, *VALIDATION, *TEST}
-        plain_names = {name: [part for part in name.lower().split("_") if part not in parts] for name in names_in(path)}
-        ways = ([name for name, of in plain_names.items() if of == [word]] for word in FEATURES)
-        names = next(filter(None, ways), None)
-        if names is None:
+        names = row_arrays(path)
+        if not names:
             raise UserError(f"{path}: has no rows of numbers, which this model takes: call the array x")
         return np.concatenate([*arrays_of(path, names).values()])
 
 
 def _columns_of(
-    table: Path, features: pd.DataFrame, read: Read, bounds: dict[str, list[Any]]
+    table: Path, features: pd.DataFrame, unit: str | None, read: Read, bounds: dict[str, list[Any]]
 ) -> tuple[tuple[Field, ...], list[Finding]]:
     """Return the columns of a private table: those without bounds, those with bounds, words, and those that say that a
     number is missing; and findings. bounds: by column."""
     of_all = None if isinstance(read.bounds, str) else read.bounds
     if unknown := [name for name in bounds if name not in features]:
         raise UsageError(f"bounds={read.bounds}: {table.name} has no column {unknown[0]}: {first_of(features, 20)}")
-    left, findings = left_out(table, features, bounds)
+    left, findings = left_out(table.name, features.drop(columns=[*bounds]), unit)
     features = features[[name for name in features if name not in left]]
+    if counters := [name for name in features if plain_id(name) in COUNTERS and name not in bounds]:
+        text = f"{table.name}: column {counters[0]} is read as numbers, since it does not number the rows"
+        findings.append(Finding("columns", WARNING, text, "leave it out of the table if it means nothing"))
 
     # words need a public list: one that is made of private values would be a release of them
     words, wrong = _words_in(features[[name for name in features if name not in bounds]], of_all is None)
@@ -454,15 +580,7 @@ def _columns_of(
         text = f"{table.name}: {len(wrong)} values in columns of numbers are none, or too large"
         text += f", such as {first_of(map(repr, wrong))}"
         findings.append(Finding("missing", ERROR, text, "correct them; accepted, they are missing"))
-    if words:
-        values = features[words[0]].dropna()
-        text = f"{table.name}: {len(words)} columns have words: {first_of(words, 4)} (such as {first_of(values)!r})"
-        remedy = (
-            'list their values in bounds=FILE ({"'
-            + words[0]
-            + '": ["a", "b"]}); accepted, they are left out; text=COLUMN reads one as texts'
-        )
-        findings.append(Finding("words", ERROR, text, remedy))
+    findings += about_words(table.name, features[words])
 
     raw, bounded, of_words, absent = list[Field](), list[Field](), list[Field](), list[Field]()
     for name in features:
@@ -483,32 +601,38 @@ def _columns_of(
     if of_all is None and (text := not_numbers(features, bounded)):
         findings.append(Finding("missing", ERROR, f"{table.name}: {text}", "correct them; accepted, they are missing"))
     if not columns:
-        raise UserError(
-            f"{table}: no column of numbers: it has {first_of(features, 20)}: give text=COLUMN, if one is of texts"
-        )
+        commas = any("decimal commas" in finding.text for finding in findings)
+        remedy = f"with decimal commas: {POINTS}" if commas else "give text=COLUMN, if one is of texts"
+        raise UserError(f"{table}: no column of numbers: it has {first_of(features, 20)}: {remedy}")
     if absent:
         text = f"{table.name}: a tenth of the rows or more have no number in {first_of([c.name for c in absent], 10)}"
         findings.append(Finding("missing", NOTE, f"{text}: that is a column of 0 and 1 for each"))
     return columns, findings
 
 
-def left_out(table: Path, features: pd.DataFrame, bounds: Mapping[str, Any]) -> tuple[set[str], list[Finding]]:
-    """Return the columns that number rows or name people, which nothing can be learned from, and findings."""
-    names = {name: tables.plain_name(str(name)) for name in features}
-    numbered = [
-        name
-        for name, plain_name in names.items()
-        if (plain_name in INDEX or re.match(NUMBERED, plain_name)) and name not in bounds
-    ]
-    people = [name for name, plain_name in names.items() if PERSON.fullmatch(plain_name) and name not in bounds]
+def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
+    """Return the findings on the columns of words of a table that is called `name`: those with few different values,
+    and those with many, which may name people: a list of these would publish them."""
+    commas = [c for c in features if features[c].dropna().astype(str).str.fullmatch(DECIMAL).mean() > MOST]
+    others = [c for c in features if c not in commas and features[c].dtype.kind not in "mM"]  # dates
+    different = {column: features[column].dropna().map(_as_word).nunique() for column in others}
+    many = [column for column, count in different.items() if count > max(MANY, OFTEN * features[column].count())]
+    few = [column for column in features if column not in (*many, *commas)]
     findings = list[Finding]()
-    if numbered:
-        text = f"{table.name}: columns that number the rows are left out: {first_of(map(repr, numbered), 4)}"
-        findings.append(Finding("columns", NOTE, text))
-    if people:
-        text = f"{table.name}: column {people[0]} names people, and is left out"
-        findings.append(Finding("ids", ERROR, text, f"set unit={people[0]}, or a row is protected, not a person"))
-    return {*numbered, *people}, findings
+    if commas:
+        text = f"{name}: columns have numbers with decimal commas: {first_of(commas, 4)}"
+        findings.append(Finding("words", ERROR, text, f"{POINTS}; accepted, they are left out"))
+    if few:
+        values = features[few[0]].dropna()
+        text = f"{name}: {len(few)} columns have words: {first_of(few, 4)} (such as {first_of(values)!r})"
+        listed = f'if their values are public, list them in bounds=FILE ({{"{few[0]}": ["a", "b"]}})'
+        remedy = f"{listed}; accepted, they are left out; text=COLUMN reads one as texts"
+        findings.append(Finding("words", ERROR, text, remedy))
+    if many:
+        text = f"{name}: columns have more than {MANY} different words, as names have: {first_of(many, 4)}"
+        remedy = f"set unit={many[0]} if they are people; text={many[0]} reads texts; accepted, they are left out"
+        findings.append(Finding("ids", ERROR, text, remedy))
+    return findings
 
 
 def _words_in(features: pd.DataFrame, unbounded: bool) -> tuple[list[str], list[str]]:

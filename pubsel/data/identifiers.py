@@ -1,0 +1,91 @@
+"""Columns of tables, and arrays of an npz, that name people or number rows: nothing can be learned from them.
+
+Some are known by their name alone (`PERSON`). Others by their name and values: an id that repeats names what several
+rows are of, and one that never does numbers the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pubsel.data.examples import BLANK_WORDS, MANY, folded
+from pubsel.data.findings import ERROR, NOTE, Finding, first_of
+from pubsel.data.images import MOST
+
+WHO = "(patient|subject|person|participant|respondent|proband|user|customer|client|member|mrn|ssn)s?"
+NUMBER = "(id|uid|key|no|nr|num|number|code)"
+PERSON = re.compile(
+    rf"{WHO}|(.+_)?({WHO}|(household|family|employee|student)s?)_?{NUMBER}|u?subj(_?id)?|(p|pa?t|r|e)_?id|nhs_number"
+)
+# names that end in id without a mark before it are listed: a grid or an acid is none
+OF_IDS = re.compile(
+    r"(.+_)?ids?|groups?|(row|record|case|study|visit|encounter|admission|hadm|stay|icustay|sample|lesion|exam|image)ids?"
+)
+COUNTERS = {"index", "row", "row_number"}
+OF_PANDAS = re.compile(r"(unnamed:.*|_index_level_\d+_)?")  # names that it gives to an index in files
+
+
+def plain_id(name: str) -> str:
+    """Return a name as these are compared: recordId, record.id and "Record ID" are record_id."""
+    return re.sub("[ ._-]+", "_", folded(re.sub("([a-z])(I[dD]s?)$", r"\1_\2", name)))
+
+
+def may_be_ids(name: str) -> bool:
+    """Return whether the name of a column says that it may name people or number rows."""
+    plain = plain_id(name)
+    return plain in COUNTERS or any(pattern.fullmatch(plain) for pattern in (PERSON, OF_IDS, OF_PANDAS))
+
+
+def names_people(name: str, values: Iterable[Any] | None) -> bool:
+    """Return whether a column names people: by its name, or as an id that repeats and is none of a few categories.
+    values: None: they cannot be read."""
+    plain = plain_id(name)
+    if PERSON.fullmatch(plain) or not OF_IDS.fullmatch(plain):
+        return PERSON.fullmatch(plain) is not None
+    ids = None if values is None else _ids(values)
+    return ids is None or MANY < len(set(ids)) < len(ids)
+
+
+def numbers_rows(name: str, values: Iterable[Any]) -> bool:
+    """Return whether a column numbers the rows: an id that never repeats, or a counter, whose values are different in
+    nine tenths of the rows, so that no single one decides."""
+    plain = plain_id(name)
+    if OF_PANDAS.fullmatch(plain):
+        return True
+    if plain not in COUNTERS and not OF_IDS.fullmatch(plain):
+        return False
+    ids = _ids(values)
+    return bool(ids) and len(set(ids)) >= (MOST if plain in COUNTERS else 1) * len(ids)
+
+
+def _ids(values: Iterable[Any]) -> list[str]:
+    """Return the values that are not missing, as they are compared; none of measurements, a tenth of which or more
+    have decimals."""
+    words = [word for word in (folded(str(value)) for value in values) if word not in BLANK_WORDS]
+    decimals = sum(re.fullmatch(r"-?\d*\.\d+(e.*)?", word) is not None for word in words)
+    return words if decimals <= (1 - MOST) * len(words) else []
+
+
+def left_out(
+    name: str, columns: Mapping[str, Sequence[Any] | None], unit: str | None, what: str = "column"
+) -> tuple[set[str], list[Finding]]:
+    """Return the columns that number rows or name people, and findings. name: of their file; unit: the column
+    that names the people who are protected, so that others may; what: a column is called."""
+    columns = {column: columns[column] for column in columns if may_be_ids(str(column))}
+    people = [column for column, values in columns.items() if names_people(column, values)]
+    others = {column: values for column, values in columns.items() if values is not None and column not in people}
+    numbered = [column for column, values in others.items() if numbers_rows(column, values)]
+    findings = list[Finding]()
+    if numbered:
+        text = f"{name}: {what}s that number the rows are left out: {first_of(map(repr, numbered), 4)}"
+        findings.append(Finding("columns", NOTE, text))
+    if people and unit:
+        text = f"{name}: {what}s that may name people are left out: {first_of(map(repr, people), 4)}"
+        findings.append(Finding("columns", NOTE, text))
+    elif people:
+        by_name = PERSON.fullmatch(plain_id(people[0]))
+        text = f"{name}: {what} {people[0]} {'names' if by_name else 'may name'} people, and is left out"
+        findings.append(Finding("ids", ERROR, text, f"set unit={people[0]}, or a row is protected, not a person"))
+    return {*numbered, *people}, findings
