@@ -869,6 +869,7 @@ MORE, OPEN = "a quoted value goes on after its quote: remove it", "a quote is no
         ("tsv", ["1\t2\tgood", '2\t3\t"good', "3\t4\tbad", '4\t4\t6 inch"', "5\t6\tx"], 3, ROWS_IN.format(r"\\t")),
         ("csv", ['1,2,"good', '3,4,bad, 6"', "5,6,x"], 2, ROWS_IN.format(",")),
         ("csv", ["1,2,x", "", '1,"2,good', "", "3,4,x", '3,4",x'], 4, ROWS_IN.format(",")),
+        ("csv", ["5, 6, x", '1, 2, "good', '3, 4, bad 6"', "5, 6, x"], 3, ROWS_IN.format(",")),
         ("csv", ['1,2,"good', '3,4,"bad', "5,6,x"], 2, MORE),
         ("csv", ["1,2,x", '3,4,"bad', "5,6,x"], 3, OPEN),
         ("csv", ["1,2,x", r'3,4,"a \"bad\" film"', "5,6,x"], 3, MORE),

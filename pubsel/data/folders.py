@@ -29,6 +29,7 @@ NAMED = 3  # folders that a message names
 TEST_FRACTION = 0.2  # of the images, or units, that are held out where nobody gives a test part
 TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
+HEAD_LINES = 1000  # lines of a table, by most of which its separators have a blank after them
 LINE_BREAK = re.compile("\r\n?|\n")
 EXTRA = "\0"  # the key of values without a column
 PARTS = (*TRAIN, *TEST, *VALIDATION)
@@ -462,9 +463,11 @@ def check_quotes(table: Path, file: TextIO, delimiter: str) -> None:
     if not quoted:
         return
     # a comma of a sentence has a blank after it, and one of a letter's head is the last character of its line
-    head = file.readline()
-    prose = "(?! )" if head.count(delimiter) > 1 else "(?! |$)"
-    separator = re.compile(delimiter if delimiter == "\t" or f"{delimiter} " in head else delimiter + prose)
+    count = file.readline().count(delimiter)
+    plain_rows = [line for line in islice(file, HEAD_LINES) if '"' not in line and line.count(delimiter) == count]
+    spaced = sum(line.count(f"{delimiter} ") == count for line in plain_rows)
+    prose = "(?! )" if count > 1 else "(?! |$)"
+    separator = re.compile(delimiter if delimiter == "\t" or 2 * spaced > len(plain_rows) else delimiter + prose)
     file.seek(0)
     reader, columns, first = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True), 0, 1
     try:
