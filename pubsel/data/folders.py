@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -462,13 +462,7 @@ def check_quotes(table: Path, file: TextIO, delimiter: str) -> None:
     file.seek(0)
     if not quoted:
         return
-    # a comma of a sentence has a blank after it, and one of a letter's head is the last character of its line
-    count = file.readline().count(delimiter)
-    plain_rows = [line for line in islice(file, HEAD_LINES) if '"' not in line and line.count(delimiter) == count]
-    spaced = sum(line.count(f"{delimiter} ") == count for line in plain_rows)
-    prose = "(?! )" if count > 1 else "(?! |$)"
-    separator = re.compile(delimiter if delimiter == "\t" or 2 * spaced > len(plain_rows) else delimiter + prose)
-    file.seek(0)
+    separator = _separator(file, delimiter)
     reader, columns, first = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True), 0, 1
     try:
         for values in reader:
@@ -484,6 +478,21 @@ def check_quotes(table: Path, file: TextIO, delimiter: str) -> None:
         remedy = 'remove it, or quote the whole value and write each quote in it as "" (not \\")'
         raise UserError(f"{table}: line {first}: {what}: {remedy}") from None
     file.seek(0)
+
+
+def _separator(file: TextIO, delimiter: str) -> re.Pattern[str]:
+    """Return a pattern of what separates the values of a table, and not the parts of a sentence, whose commas have a
+    blank after them, unless most rows have that too; or are the last character of a line, as in a letter's head. file:
+    the open table, which is set back to its beginning."""
+    count = file.readline().count(delimiter)
+    lines = [*islice(file, HEAD_LINES)]
+    file.seek(0)
+    open_quotes = accumulate((line.count('"') for line in lines), initial=0)
+    whole = [line for line, quotes in zip(lines, open_quotes, strict=False) if quotes % 2 == 0 and '"' not in line]
+    blanks = [line.count(f"{delimiter} ") for line in whole if line.count(delimiter) == count]
+    if delimiter == "\t" or 2 * blanks.count(count) > len(blanks):
+        return re.compile(delimiter)
+    return re.compile(delimiter + ("(?! )" if count > 1 else "(?! |$)"))
 
 
 def _has_rows_in(values: Sequence[str], columns: int, separator: re.Pattern[str]) -> bool:
