@@ -28,6 +28,8 @@ SEVERAL = (
     "each fit is a release of its data, and their epsilons add up, also those of cross_val_score and GridSearchCV: the "
     "ledger in {results!r} has the sum (pubsel runs)"
 )
+# remedies that name an argument of `pubsel.fit` alone, as patterns
+REMEDIES = {r"\bset unit=[^,;:]+": "give groups", r"\bset labels=fold, and they": "write them alike, and they"}
 
 
 class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -36,9 +38,8 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     epsilon, delta: the guarantee for one row or text, or for one of `groups` with all its rows. public: other rows with
     the same columns, or other texts, (X, y) or X alone, or a list of these, one of which is chosen privately. bounds:
     [least, most] of all numbers, if these are public. scale: auto brings columns to one scale by a part of epsilon;
-    none is for features of an encoder. public_labels: given if y of the public rows means the same. labels: fold makes
-    one class of those that differ in case, blanks or zeros alone. accept: findings that are no reason to stop. results:
-    the folder with the ledger.
+    none is for features of an encoder. public_labels: given if y of the public rows means the same. accept: findings
+    that are no reason to stop. results: the folder with the ledger.
     A model that was fitted has `release_` (`Release`), which may be given away, and `classes_`.
     """
 
@@ -53,12 +54,11 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scale: str = "auto",
         public_labels: str = "auto",
         results: str = "results",
-        labels: str = "apart",
         accept: Sequence[str] = (),
     ):
         self.epsilon, self.delta, self.public, self.bounds = epsilon, delta, public, bounds
         self.scale, self.public_labels, self.results = scale, public_labels, results
-        self.labels, self.accept = labels, accept
+        self.accept = accept
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train on rows X [n, d], or texts X [n], with labels y [n]. groups: whose each row is, [n]; without it a row
@@ -85,12 +85,14 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 rows if hasattr(rows, "columns") else X, y, groups=groups, **self.get_params(deep=False)
             )
         except UserError as error:
-            raise ValueError(re.sub(r"\bset unit=[^,;:]+", "give groups", str(error))) from None
+            text = str(error)
+            for remedy, ours in REMEDIES.items():
+                text = re.sub(remedy, ours, text)
+            raise ValueError(text) from None
 
         # probabilities have the classes in sorted order, as scikit-learn's are
-        order = {label: i for i, label in enumerate(self.release_.classes.tolist())}
-        self.classes_ = np.array([label for label in labels if label in order])  # of those that fold, one
-        self._order = [order[label] for label in self.classes_.tolist()]
+        self.classes_ = labels
+        self._order = [list(self.release_.classes).index(label) for label in self.classes_]
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
