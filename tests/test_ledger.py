@@ -573,7 +573,7 @@ def test_runs_keep_to_their_budget_as_a_whole(cli) -> None:
     out = done(cli, "runs", "budget")[0]
     assert "for one example: epsilon 4.75 at delta 2e-05, the sum" in out
     assert "budget 4.75: epsilon 4.75 is spent for one example, " in out
-    assert 0 <= float(out.partition("one image, ")[2].partition(" ")[0]) < 1e-3
+    assert 0 <= float(out.partition("one example, ")[2].partition(" ")[0]) < 1e-3
     rows = [line.split() for line in out.splitlines() if "digits-" in line]
     assert [row[3:6] for row in rows] == [["2", "1e-05", "2"], ["0.75", "0", "2.75"], ["2", "1e-05", "4.75"]]
     assert rows[2][6] == "#" * 20
