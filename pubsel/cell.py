@@ -33,6 +33,8 @@ from pubsel.selection.choose import Choice, by_features
 from pubsel.settings.identity import as_json, identity_of, short_name
 from pubsel.settings.keys import Backbone, Convert, Device, Metric, Model, RankConfig, RunConfig, Select, Training
 
+SIGNED = 0.25  # share of negative values, from which features of images are no activations
+
 
 class Spending(NamedTuple):
     """A ledger entry: the unprocessed private examples, the epsilon and delta spent, the digest of all examples of the
@@ -267,7 +269,8 @@ def derived(algorithm: Algorithm, budget: Budget, task: Task) -> Algorithm:
     balanced = task.metric == Metric.balanced_accuracy.name
     images = len(task.shape) != 1
     facts = Facts(n, d, m, task.classes, several, mu, task.same_task, task.raw, images, features, task.stages, balanced)
-    return algorithm.derived(facts._replace(names=task.names))
+    signed = images and features is not None and float((features < 0).float().mean()) >= SIGNED
+    return algorithm.derived(facts._replace(names=task.names, signed=signed))
 
 
 def use_threads(threads: int | None) -> None:

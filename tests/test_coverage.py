@@ -177,7 +177,7 @@ def test_what_cannot_be_compared_is_named():
 def saved(name, images, labels):
     """Save images, of which the last 60 are for testing; private ones are of people with two images each."""
     images = images.astype(np.uint8)
-    people = {"train_person": np.arange(len(images) - 60) // 2, "test_person": 1000 + np.arange(60) // 2}
+    people = {"train_whose": np.arange(len(images) - 60) // 2, "test_whose": 1000 + np.arange(60) // 2}
     parts = (images[:-60], labels[:-60]), (images[-60:], labels[-60:])
     write_npz(f"{name}.npz", *parts, **(people if name == "private" else {}))
 
@@ -241,7 +241,7 @@ def test_what_a_choice_compares_by_follows_from_the_model_unless_it_is_given():
 
 
 def test_people_choose_too(folder, capsys):
-    record = trained(capsys, "pair.unit=person")
+    record = trained(capsys, "pair.unit=whose")
     assert (record["public"], record["private_units"]) == ("same.npz", 170)
 
 
@@ -256,7 +256,7 @@ def test_an_algorithm_that_needs_public_data_does_not_get_none(folder, capsys):
     ("words", "message"),
     [
         (["model=linear", "algorithm=dp_md"], "select.by=coverage: compares features: set model.backbone"),
-        (["pair.unit=person", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
+        (["pair.unit=whose", "select.by=gsd"], "pair.public=auto chooses under a guarantee for one example"),
         (["select.by=gsd"], "epsilon_select: choosing privately goes by GSD alone: give distance=gsd, not none"),
         (["pair.m=19"], "other.npz: 19 public examples are too few to choose by: give 20 or more"),
         (["algorithm=dp_sgd_clip1", "training=head", "privacy.noise_multiplier=1"], "one step already costs more than"),

@@ -272,7 +272,7 @@ def test_other_releases_of_the_same_data_are_counted_and_a_folder_that_is_there_
     for entry in (release, release, release._replace(cell="b", epsilon=0.5), release._replace(private="./b", cell="c")):
         ledger.note(tmp_path, entry.private, entry)
     run, to = tmp_path / "runs" / "cell", tmp_path / "to"
-    sentence = "had 2 of epsilon 1.5 and delta 2e-05 in all for one image."
+    sentence = "had 2 of epsilon 1.5 and delta 2e-05 in all for one example."
     assert bundle._others(str(to), run, record).endswith(sentence)  # one is of an earlier life of the run
     assert bundle._others(str(to), run.with_name("c"), {"private": "./b", "identity": "c"}).endswith("had no other.")
     to.mkdir()

@@ -612,7 +612,9 @@ def test_the_same_rows_are_found_however_they_are_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "rows.npz", x=frame[["a", "n"]].to_numpy(), y=frame["label"])
 
     def original(name: str, **read: object) -> str | None:
-        pair = Pair(private=str(tmp_path / name), public=None, read=Read(accept=["words", "missing"], **read))
+        pair = Pair(
+            private=str(tmp_path / name), public=None, read=Read(accept=["words", "missing", "outside"], **read)
+        )
         return load(pair, str(tmp_path), False).original
 
     def bounds(**values: list) -> str:

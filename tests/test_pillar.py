@@ -26,10 +26,10 @@ from pubsel.data import Split, Task
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import stream
-from pubsel.rules import Budget
+from pubsel.rules import Budget, Inputs
 from pubsel.settings import CONF
 from pubsel.settings.identity import as_json
-from pubsel.settings.keys import Accounting, Training
+from pubsel.settings.keys import Accounting, Pair, Training
 from pubsel.settings.methods import option
 from pubsel.training.loop import noisy_sum
 from pubsel.training.once import freeze
@@ -146,8 +146,9 @@ NAMED = SimpleNamespace(secret=lambda what, *_: secret_named(what))
 
 def cell_of(algorithm, folder=None, budget=BUDGET, batch=1000, streams=NAMED):
     training = dataclasses.replace(TRAINING, batch_size=batch)
-    unread = dict.fromkeys(("inputs", "model", "seed", "select", "epsilon_select", "distance"))
-    parts = {"algorithm": algorithm, "budget": budget, "training": training, "streams": streams}
+    unread = dict.fromkeys(("model", "seed", "select", "epsilon_select", "distance"))
+    inputs = Inputs(Pair(private="x", public="y"), None, ".", False, True)
+    parts = {"algorithm": algorithm, "budget": budget, "training": training, "streams": streams, "inputs": inputs}
     return Cell(name="a run", folder=folder, device=torch.device("cpu"), **parts, **unread)
 
 

@@ -86,7 +86,7 @@ def test_a_sweep_of_processes_states_what_the_best_of_its_runs_costs(tmp_path: P
     sweep.finished.clear()
     sweep.Display(folder, names, 0, 1).look()
     (sentence,) = sweep.best_finished()
-    assert "best of these 2 runs on digits, what all of them spend counts: for one image epsilon 4 at" in sentence
+    assert "best of these 2 runs on digits, what all of them spend counts: for one example epsilon 4 at" in sentence
 
 
 @pytest.mark.slow

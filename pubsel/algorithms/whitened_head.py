@@ -70,7 +70,6 @@ from pubsel.settings.schema import setting
 
 LENGTH = 1 / 0.3  # of each row of features; that of the bias, which is the constant feature, is 1
 ROW = math.hypot(1, LENGTH)  # with the bias
-SIGNED = 0.25  # share of negative values, from which features of images are no activations, and all vary alike
 LEAST = 1e-4  # of their mean variance, for features that are to vary alike
 EXPONENT = -0.4  # of variances; whitening to equal variance would have -1/2
 FACTOR, POWER = 1.6, 0.6  # of the number of directions
@@ -480,8 +479,7 @@ class WhitenedHead(Clipping):
         facts = self.facts
         if facts.raw is not None:
             return columns.by_public(public, facts.raw)
-        signed = facts.images and float((public < 0).double().mean()) >= SIGNED
-        if not facts.stages and not signed:
+        if not facts.stages and not facts.signed:
             return None
 
         variances, scale = roots(public).double().var(0, correction=0), torch.ones(public.shape[1])
