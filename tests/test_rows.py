@@ -893,8 +893,8 @@ def test_words_and_bounds_that_fit_few_values_stop_before_anything_is_spent(tmp_
         ("sex", ["Male"] * 54 + ["m"] * 6, "54 of 60 values in column sex are not in m, f, such as 'Male'"),
         ("sex", ["x"] * 5 + ["M "] * 55, ""),
         ("sex", [""] * 30 + ["f"] * 30, ""),
-        ("age", [130.0] * 7 + [4.0] * 53, "7 of 60 values in column age are not in 0 to 120, such as 130.0"),
-        ("age", [130.0] * 5 + [4.0] * 55, ""),
+        ("age", [130.0] * 31 + [4.0] * 29, "31 of 60 values in column age are not in 0 to 120, such as 130.0"),
+        ("age", [130.0] * 30 + [4.0] * 30, ""),
     ):
         path = table(tmp_path / "t.csv", frame.assign(**{column: values}))
         (tmp_path / "b.json").write_text(json.dumps(bounds))
@@ -902,7 +902,7 @@ def test_words_and_bounds_that_fit_few_values_stop_before_anything_is_spent(tmp_
         assert [(f.severity, f.text) for f in found] == ([("error", f"t.csv: {why}")] if why else [])
     np.savez(tmp_path / "a.npz", x=[[50.0, 0.5]] * 60, y=[0, 1] * 30)
     (found,) = read(str(tmp_path / "a.npz"), bounds=[0, 1]).findings
-    assert found.text == "a.npz: 1 of 2 columns have a tenth of their numbers outside of 0 to 1"
+    assert found.text == "a.npz: 1 of 2 columns have most of their numbers outside of 0 to 1"
 
 
 def test_new_words_are_named_and_a_column_without_one_that_fits_is_refused(capsys):

@@ -46,7 +46,7 @@ NAMES = {
     "empty": "texts without a character, whose features are all zero",
     "ids": "a column, or an array, that names people, or may; unit=COLUMN protects each person, not each row",
     "missing": "numbers that are missing",
-    "outside": "a column with a tenth of its values outside of its bounds, or other words than those in bounds=FILE",
+    "outside": "a column with most numbers outside of its bounds, or a tenth other words than those in bounds=FILE",
     "table": "a table next to images without classes, which may have their labels",
 }
 

@@ -45,6 +45,7 @@ DECIMAL = r"[+-]?\d*,\d+\s*"  # a number as many languages write it
 POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False) does"
 OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
+HALF = 0.5  # of the numbers of a column: if more are outside of its bounds, these are of another column or scale
 
 
 class Field(NamedTuple):
@@ -355,8 +356,8 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
         least, most = read.bounds
         outside = sum(((part < least) | (part > most)).sum(0) for part in in_parts(rows.x, BLOCK))
         assert isinstance(outside, Tensor)
-        if wrong := int((outside > OFTEN * n).sum()):
-            text = f"{path.name}: {wrong} of {d} columns have a tenth of their numbers outside of {least:g} to {most:g}"
+        if wrong := int((outside > HALF * n).sum()):
+            text = f"{path.name}: {wrong} of {d} columns have most of their numbers outside of {least:g} to {most:g}"
             rows = rows._replace(findings=(*rows.findings, Finding("outside", ERROR, text, OUTSIDE)))
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
         scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts())
@@ -403,7 +404,7 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     findings += [
         Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
         for column in outside_of(frame, columns)
-        if column.other > OFTEN * column.known
+        if column.other > (OFTEN if column.of_words else HALF) * column.known
     ]
     x = as_rows(frame, columns)
 
