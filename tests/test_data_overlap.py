@@ -148,6 +148,25 @@ def test_private_rows_that_are_public_too_leave(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["rows", "texts"])
+@pytest.mark.parametrize("often", [False, True])  # among the public ones: then none leaves
+def test_a_row_more_that_is_public_or_not_moves_nobody_else(tmp_path, kind, often):
+    """The rule decides about a row by itself and by public data, as a guarantee for one row needs."""
+    frame = pd.read_csv(table(tmp_path / "private.csv", kind, range(100)))
+    public = table(tmp_path / "public.csv", kind, [95 + i % (60 if often else 110) for i in range(110)])
+
+    def trained_on(frame):
+        frame.to_csv(tmp_path / "private.csv", index=False)
+        task = load(pair(tmp_path / "private.csv", public, m=110), "", False)
+        return {tuple(row) for row in task.private.x.nan_to_num().tolist()}
+
+    every = trained_on(frame)
+    for gone, leaves in ((3, True), (97, often)):
+        left = trained_on(frame.drop(index=gone))
+        assert left < every if leaves else left == every
+        assert len(every - left) == leaves
+
+
+@pytest.mark.parametrize("kind", ["rows", "texts"])
 def test_rows_that_are_equal_by_chance_stay(tmp_path, kind):
     private = table(tmp_path / "private.csv", kind, [i % 30 for i in range(100)])
     often = table(tmp_path / "often.csv", kind, [i % 40 for i in range(110)])

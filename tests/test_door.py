@@ -860,7 +860,7 @@ def test_a_table_that_is_not_well_formed_is_one_line(tmp_path, text, message):
 
 
 ROWS_IN = "a quoted value has a line break followed by as many '{}' as a row has: remove the stray quote"
-MORE, OPEN = "a quoted value goes on after its quote: remove it", "a quote is not closed: remove it"
+MORE, OPEN = "text follows a closing quote: remove it", "an open quote is never closed: remove it"
 
 
 @pytest.mark.parametrize(

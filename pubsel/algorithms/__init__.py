@@ -265,9 +265,7 @@ class Facts(NamedTuple):
     stages: int = 0  # of the features, how many come last and are of stages before the last layer of a network
     balanced: bool = False  # the model is measured by its balanced accuracy: rare classes count as much as others
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
-    signed: bool = (
-        False  # features of images take both signs, as those of wavelet scattering do, and activations do not
-    )
+    signed: bool = False  # features are of images and take both signs: of wavelet scattering, not activations
 
 
 @dataclass

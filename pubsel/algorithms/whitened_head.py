@@ -485,10 +485,9 @@ class WhitenedHead(Clipping):
         variances, scale = roots(public).double().var(0, correction=0), torch.ones(public.shape[1])
         if facts.stages:
             last = public.shape[1] - facts.stages
-            scale[last:] = max(
-                float(variances[last:].sum() / (STAGES * variances[:last].sum()).clamp(min=1e-30)), 1e-30
-            )
-        else:  # by which a root is divided is the root of it
+            ratio = variances[last:].sum() / (STAGES * variances[:last].sum()).clamp(min=1e-30)
+            scale[last:] = ratio.clamp(min=1e-30)
+        else:  # the root of a feature is divided by the root of its scale
             scale = (variances / variances.mean().clamp(min=1e-30)).clamp(min=LEAST).float()
         return torch.zeros_like(scale), scale, torch.tensor(math.inf)
 

@@ -117,16 +117,17 @@ def reopened(
     """Return the trained network of a finished run, and its task. UserError if weights, data or settings are not those
     of the record any more."""
     check_files(folder)
-    model, _ = whole_of(folder, record)
+    model, facts = whole_of(folder, record)
 
     # the data: as the run read it
     cell = Cell.of(settings_of(record, settings))
-    requested, pair = cell.inputs.pair.public, as_chosen(cell.inputs.pair, record["public"])
+    pair = as_chosen(cell.inputs.pair, record["public"])
     cell = cell._replace(inputs=cell.inputs._replace(pair=pair), device=device)
     task = cell.load_task()
     if pair.public == POOL:
         task = as_recorded(cell, task, record)
-    if requested is not None and task.public is None:
+    # a choice or a pool that ended in none left the last layer alone (`Cell.last_layer`)
+    if task.stages and not facts["model"]["backbone"]["stages"]:
         task = task.last_layer()
     if len(task.private.x) != record["private_examples"]:
         raise UserError(

@@ -914,6 +914,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
     seen, of_all = list[tuple[str, tuple[Digests, ...]]](), list[Digests]()
+
     # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
     for place in sorted(range(len(names)), key=lambda place: not from_private[place]):

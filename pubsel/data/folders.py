@@ -454,8 +454,8 @@ class TableRow(dict[str, str]):
 
 
 def check_quotes(table: Path, file: TextIO, delimiter: str) -> None:
-    """Raise UserError if quotes of a CSV may make one value of several rows, whose people would be one: a quote that
-    is not closed, or is followed by more of its value, or a value most of whose lines have the separators of a row.
+    """Raise UserError if quotes of a CSV may make one value of several rows, whose people would be one: an open quote
+    that is never closed, text after a closing one, or a value most of whose lines have the separators of a row.
     file: the open table, which is read and set back to its beginning."""
     csv.field_size_limit(2**31 - 1)  # of a text
     quoted = any('"' in line for line in file)
@@ -474,7 +474,7 @@ def check_quotes(table: Path, file: TextIO, delimiter: str) -> None:
                 )
             first = reader.line_num + 1
     except csv.Error as error:
-        what = "a quote is not closed" if "end of data" in str(error) else "a quoted value goes on after its quote"
+        what = "an open quote is never closed" if "end of data" in str(error) else "text follows a closing quote"
         remedy = 'remove it, or quote the whole value and write each quote in it as "" (not \\")'
         raise UserError(f"{table}: line {first}: {what}: {remedy}") from None
     file.seek(0)

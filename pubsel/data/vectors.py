@@ -123,7 +123,7 @@ class Outside(NamedTuple):
 
 def outside_of(frame: pd.DataFrame, columns: Sequence[Field]) -> list[Outside]:
     """Return how many values of each column are outside of what its fields take."""
-    fields, found = dict[str, list[Field]](), list[Outside]()
+    fields, counts = dict[str, list[Field]](), list[Outside]()
     for field in columns:
         fields.setdefault(field.name, []).append(field)
     for name, several in fields.items():
@@ -132,7 +132,7 @@ def outside_of(frame: pd.DataFrame, columns: Sequence[Field]) -> list[Outside]:
         if words:
             texts = frame[name].map(_as_word)
             inside = texts.isin({folded(word) for word in words}).to_numpy()
-            known, takes = inside | ~texts.isin({folded(word) for word in MISSING}).to_numpy(), first_of(words, 4)
+            known, takes = inside | ~texts.isin(NO_WORDS).to_numpy(), first_of(words, 4)
         else:
             numbers = numbers_of(frame[name])
             known, takes = np.isfinite(numbers), "" if bounds is None else f"{bounds[0]:g} to {bounds[1]:g}"
@@ -140,8 +140,8 @@ def outside_of(frame: pd.DataFrame, columns: Sequence[Field]) -> list[Outside]:
         other = known & ~inside
         such = first_of(map(repr, frame[name][other]))
         text = f"{int(other.sum())} of {int(known.sum())} values in column {name} are not in {takes}, such as {such}"
-        found.append(Outside(name, int(known.sum()), int(other.sum()), bool(words), text))
-    return found
+        counts.append(Outside(name, int(known.sum()), int(other.sum()), bool(words), text))
+    return counts
 
 
 def _as_word(value: Any) -> str:
