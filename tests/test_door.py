@@ -1269,13 +1269,15 @@ def test_arrays_of_a_part_count_next_to_those_of_the_usual_names(tmp_path, test)
     assert (len(task.private.y), len(task.test.y)) == (60, 20)
 
 
-def test_arrays_of_zeros_and_ones_are_nearly_black(tmp_path):
-    path = arrays_under(tmp_path / "a.npz", "X y x_test y_test", lambda x: (x > 99).astype(np.uint8))
-    assert named(task_of(path))["black"].line().endswith("no value but 0 and 1, of 0 to 255: multiply them by 255")
+@pytest.mark.parametrize("change", [lambda x: x > 99, lambda x: x // 15.9])
+def test_arrays_of_few_values_are_nearly_black(change, tmp_path):
+    path = arrays_under(tmp_path / "a.npz", "X y x_test y_test", lambda x: change(x).astype(np.uint8))
+    line = "no value over 16, of 0 to 255: multiply them, so that the largest is 255"
+    assert named(task_of(path))["black"].line().endswith(line)
     assert "black" not in named(task_of(arrays_under(tmp_path / "b.npz", "X y x_test y_test")))
 
     # files, such as masks, as arrays
     dark = folder(
         tmp_path / "f", save=lambda i, file: Image.fromarray((X[i] > 9).reshape(8, 8).astype(np.uint8)).save(file)
     )
-    assert named(task_of(dark))["black"].text == "f: 100 images have no value but 0 and 1, of 0 to 255"
+    assert named(task_of(dark))["black"].text == "f: 100 images have no value over 16, of 0 to 255"

@@ -228,7 +228,8 @@ def test_what_names_people_is_no_feature(tmp_path):
 @pytest.mark.parametrize(
     "name",
     "record_id recordID record.id Respondent-ID study_id case_id household_id hadm_id pid patid SUBJID USUBJID subject "
-    "eid id anon_patient_key groups".split(),
+    "eid id anon_patient_key groups id_patient idpatient patient/id subject# Subject(ID) PATNO pat_no "
+    "patienten_nr HHID num_patient speaker chart_no".split(),
 )
 @pytest.mark.parametrize("unit", [None, "who"])
 def test_ids_that_repeat_may_name_people_in_tables_and_arrays(name, unit, tmp_path):
@@ -246,7 +247,8 @@ def test_ids_that_repeat_may_name_people_in_tables_and_arrays(name, unit, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "name", "grid acid humid covid paid rapid steroids ideal identity nr_of_visits category_id".split()
+    "name",
+    "grid acid humid covid paid rapid steroids ideal identity nr_of_visits category_id num_patients animal".split(),
 )
 def test_columns_that_end_like_ids_are_features(name, tmp_path):
     frame = people(200).assign(**{name: np.arange(200) % 7})
@@ -259,13 +261,38 @@ def test_columns_that_end_like_ids_are_features(name, tmp_path):
 def test_columns_that_number_rows_are_left_out_and_others_of_these_names_are_not(name, tmp_path):
     """A refractive index is a measurement."""
     frame = people(100)
-    for values, left in ((np.arange(100), True), (frame["age"] / 7, name == "Unnamed: 0")):
+    for values, left in ((np.arange(100), True), (frame["age"] / 7, False)):
         rows = vectors.read_rows(Path(table(tmp_path / "t.csv", frame.assign(**{name: values}))), None, Read())
         assert (name not in [column.name for column in rows.columns]) == left
         texts = [finding.text for finding in rows.findings]
         assert (f"t.csv: columns that number the rows are left out: '{name}'" in texts) == left
         read_too = f"t.csv: column {name} is read as numbers, since it does not number the rows" in texts
         assert read_too == (not left and name in ("index", "row"))
+        nameless = any("column 'Unnamed: 0' has no name" in text for text in texts)
+        assert nameless == (not left and name == "Unnamed: 0")
+
+
+@pytest.mark.parametrize("code", [-9, -99, -999.0, 99, 9999])
+def test_codes_of_missing_numbers_stop_a_command(code, tmp_path):
+    frame = people(200).assign(score=np.linspace(0, 5, 200), age=np.arange(200) % 100, flag=np.arange(200) % 2)
+    coded = frame.assign(score=np.where(np.arange(200) % 20 == 0, code, frame["score"]))
+
+    def found(frame):
+        findings = vectors.read_rows(Path(table(tmp_path / "t.csv", frame)), None, Read()).findings
+        return [finding.text for finding in findings if finding.name == "missing"]
+
+    assert found(frame) == []  # an age may be 99
+    assert found(coded) == [f"t.csv: column score has {code:g}, far from its other numbers"]
+    assert found(frame.assign(score=coded["score"].where(frame.index != 7, code).where(frame.index % 20 != 0, 1))) == []
+
+
+def test_a_column_that_is_the_label_by_another_name_is_named(tmp_path):
+    frame = people(200)
+    code = pd.factorize(frame["label"])[0]
+    for values, same in ((code, True), (-7.5 * code, True), (code * (np.arange(200) % 9 > 0), False)):
+        path = table(tmp_path / "t.csv", frame.assign(target_code=values))
+        findings = vectors.read_rows(Path(path), None, Read()).findings
+        assert ("t.csv: column target_code has one number for each label" in [f.text for f in findings]) == same
 
 
 def test_words_of_people_are_never_to_be_listed(tmp_path):

@@ -41,7 +41,7 @@ from pubsel.data.examples import (
     without_copies,
 )
 from pubsel.data.findings import ERROR, Finding, first_of, settle
-from pubsel.data.images import nearly_black
+from pubsel.data.images import DIM, nearly_black
 from pubsel.data.opened import Opened, Source
 from pubsel.data.overlap import Digests, among, file_state, joined, rows
 from pubsel.data.splits import (
@@ -833,7 +833,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
             frame, answers = tables.features_in(path, (), unit, read, labelled)
             # rows without a label are left out
             x = held.x if len(frame) == len(held.x) else held.x[torch.tensor(frame.index.to_numpy())]
-            dark = nearly_black(path.name, int((x <= 1).flatten(1).all(1).sum()), len(x))
+            dark = nearly_black(path.name, int((x <= DIM).flatten(1).all(1).sum()), len(x))
             findings = (*answers.findings, *dark)
             rows = Vectors(x, answers.y, None, answers.classes, answers.names, answers.people, findings=findings)
         source = _of_rows(name, _in_parts(rows))

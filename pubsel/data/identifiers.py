@@ -17,19 +17,23 @@ from pubsel.data.images import MOST
 WHO = "(patient|subject|person|participant|respondent|proband|user|customer|client|member|mrn|ssn)s?"
 NUMBER = "(id|uid|key|no|nr|num|number|code)"
 PERSON = re.compile(
-    rf"{WHO}|(.+_)?({WHO}|(household|family|employee|student)s?)_?{NUMBER}|u?subj(_?id)?|(p|pa?t|r|e)_?id|nhs_number"
+    rf"{WHO}|(.+_)?({WHO}|(household|family|employee|student|patienten)s?)_?{NUMBER}|ids?_?(of_)?(the_)?{WHO}|hh_?id"
+    r"|u?subj(_?id)?|(p|pa?t|r|e)_?id|(pat|pt|subj)_?(no|nr|num)|nhs_number"
 )
-# names that end in id without a mark before it are listed: a grid or an acid is none
+# names that end in id without a mark before it are listed: a grid or an acid is none; a number of patients may be a
+# count, and an animal a class, which few different values show
+RECORD = "(row|record|case|study|visit|encounter|admission|hadm|stay|icustay|sample|lesion|exam|image|chart|account)"
 OF_IDS = re.compile(
-    r"(.+_)?ids?|groups?|(row|record|case|study|visit|encounter|admission|hadm|stay|icustay|sample|lesion|exam|image)ids?"
+    rf"(.+_)?ids?|groups?|{RECORD}ids?|{RECORD}_?(no|nr|num|number)|(no|nr|num|number|code)_?(of_)?{WHO}"
+    r"|case|donor|speaker|volunteer|animal"
 )
 COUNTERS = {"index", "row", "row_number"}
-OF_PANDAS = re.compile(r"(unnamed:.*|_index_level_\d+_)?")  # names that it gives to an index in files
+OF_PANDAS = re.compile(r"(unnamed_\d.*|index_level_\d+)?")  # names that it gives to an index in files
 
 
 def plain_id(name: str) -> str:
-    """Return a name as these are compared: recordId, record.id and "Record ID" are record_id."""
-    return re.sub("[ ._-]+", "_", folded(re.sub("([a-z])(I[dD]s?)$", r"\1_\2", name)))
+    """Return a name as these are compared: recordId, record.id, "Record ID" and record-id# are record_id."""
+    return re.sub(r"[\W_]+", "_", folded(re.sub("([a-z])(I[dD]s?)$", r"\1_\2", name))).strip("_")
 
 
 def may_be_ids(name: str) -> bool:
@@ -49,15 +53,14 @@ def names_people(name: str, values: Iterable[Any] | None) -> bool:
 
 
 def numbers_rows(name: str, values: Iterable[Any]) -> bool:
-    """Return whether a column numbers the rows: an id that never repeats, or a counter, whose values are different in
-    nine tenths of the rows, so that no single one decides."""
+    """Return whether a column numbers the rows: an id that never repeats, or a counter, or one that pandas gave its
+    name, whose values are different in nine tenths of the rows, so that no single one decides."""
     plain = plain_id(name)
-    if OF_PANDAS.fullmatch(plain):
-        return True
-    if plain not in COUNTERS and not OF_IDS.fullmatch(plain):
+    counts = plain in COUNTERS or OF_PANDAS.fullmatch(plain) is not None
+    if not counts and not OF_IDS.fullmatch(plain):
         return False
     ids = _ids(values)
-    return bool(ids) and len(set(ids)) >= (MOST if plain in COUNTERS else 1) * len(ids)
+    return bool(ids) and len(set(ids)) >= (MOST if counts else 1) * len(ids)
 
 
 def _ids(values: Iterable[Any]) -> list[str]:
@@ -78,6 +81,9 @@ def left_out(
     others = {column: values for column, values in columns.items() if values is not None and column not in people}
     numbered = [column for column, values in others.items() if numbers_rows(column, values)]
     findings = list[Finding]()
+    if nameless := [column for column in others if OF_PANDAS.fullmatch(plain_id(column)) and column not in numbered]:
+        text = f"{name}: {what} {nameless[0]!r} has no name, and does not number the rows"
+        findings.append(Finding("columns", ERROR, text, "name it, so that what it is can be checked, or leave it out"))
     if numbered:
         text = f"{name}: {what}s that number the rows are left out: {first_of(map(repr, numbered), 4)}"
         findings.append(Finding("columns", NOTE, text))

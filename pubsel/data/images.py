@@ -41,6 +41,7 @@ GREY = {"1", "L", "LA", *SIXTEEN}
 SEVERAL = {"GIF", "TIFF", "WEBP"}  # formats that may have several pages or frames
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, DecompressionBombError, struct.error, zlib.error, BadZipFile)
 CORRUPT = (*DAMAGE, TypeError, KeyError, IndexError, OverflowError)  # the last three of tags that contradict each other
+DIM = 16  # the largest value of an image that is nearly black: a sixteenth of the range
 MOST = 0.9  # share of the images, or rows of a table, that decides about all: no single one does
 EXPECTED = 64  # images whose heads are read first
 SIDES = (32, 64, 128, 256)  # of images of several sizes, before a backbone scales them
@@ -114,7 +115,7 @@ def alike(source: Path, paths: Sequence[Path | Inside], read: Read, shape: Shape
             spans[i] = span
         if decoded.min() == decoded.max():
             flat.add(paths[i].name)
-        elif decoded.max() <= 1:
+        elif decoded.max() <= DIM:
             dark.add(paths[i].name)
         before = decoded.transpose(2, 0, 1)  # [1 or 3, height, width]
         x = to_shape(torch.from_numpy(np.ascontiguousarray(before))[None], shape)[0]
@@ -203,9 +204,9 @@ def _of_values(source: Path, spans: Sequence[Span], bits: int | None) -> Iterabl
 
 
 def nearly_black(name: str, dark: int, n: int) -> tuple[Finding, ...]:
-    """Return a finding if nine tenths of n images have no value over 1."""
-    text = f"{name}: {dark} images have no value but 0 and 1, of 0 to 255"
-    return (Finding("black", WARNING, text, "multiply them by 255"),) if dark >= MOST * n else ()
+    """Return a finding if nine tenths of n images have no value over DIM."""
+    text = f"{name}: {dark} images have no value over {DIM}, of 0 to 255"
+    return (Finding("black", WARNING, text, "multiply them, so that the largest is 255"),) if dark >= MOST * n else ()
 
 
 def narrow(spans: Sequence[Span]) -> str:

@@ -21,7 +21,7 @@ from pubsel.data.examples import people_of
 from pubsel.data.findings import NOTE, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION
 from pubsel.data.identifiers import left_out, may_be_ids
-from pubsel.data.images import MOST, nearly_black
+from pubsel.data.images import DIM, MOST, nearly_black
 from pubsel.data.splits import (
     Images,
     Listed,
@@ -143,7 +143,7 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
     def image(i: int) -> tuple[Tensor, None]:
         part = int(np.searchsorted(starts, i, side="right")) - 1
         x = streams[part].image(i - int(starts[part]))
-        if x.max() <= 1:
+        if x.max() <= DIM:
             dark.add(i)
         return x, None
 

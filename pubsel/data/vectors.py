@@ -45,6 +45,8 @@ DECIMAL = r"[+-]?\d*,\d+\s*"  # a number as many languages write it
 POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False) does"
 OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
+RARE = 0.01  # share of the numbers of a column that is too small to say what the column has
+NINES = [sign * (10**digits - 1) for digits in range(1, 10) for sign in (1, -1)]  # often written for a missing number
 HALF = 0.5  # of the numbers of a column: if more are outside of its bounds, these are of another column or scale
 
 
@@ -400,7 +402,7 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
             findings.append(Finding("missing", ERROR, f"{table.name}: {text}", remedy))
     else:
         columns, more = _columns_of(table, frame, unit, read, bounds)
-        findings += more
+        findings += [*more, *suspicious(table.name, frame, columns, answers.y)]
     findings += [
         Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
         for column in outside_of(frame, columns)
@@ -609,6 +611,41 @@ def _columns_of(
         text = f"{table.name}: a tenth of the rows or more have no number in {first_of([c.name for c in absent], 10)}"
         findings.append(Finding("missing", NOTE, f"{text}: that is a column of 0 and 1 for each"))
     return columns, findings
+
+
+def suspicious(name: str, frame: pd.DataFrame, columns: Sequence[Field], y: Tensor) -> list[Finding]:
+    """Return the findings on columns of numbers without bounds: codes of missing values among them, or the label. name:
+    of the table; y: labels [n], or of several [n, labels]."""
+    findings = list[Finding]()
+    for column in (field.name for field in columns if field.raw):
+        numbers = numbers_of(frame[column])
+        if codes := codes_of_missing(numbers):
+            text = f"{name}: column {column} has {first_of(f'{code:g}' for code in codes)}, far from its other numbers"
+            remedy = "leave a field empty where a number is missing; accepted, these are numbers"
+            findings.append(Finding("missing", ERROR, text, remedy))
+
+        # a pair of a number and a label is the most frequent of both, in all but a hundredth of the rows
+        if y.dim() == 1 and len(numbers) and np.isfinite(numbers).all():
+            pairs, counts = np.unique(np.stack([numbers, y.numpy()]), axis=1, return_counts=True)
+            usual = counts >= (1 - RARE) * len(numbers) / MANY
+            same = 1 < usual.sum() == len(np.unique(pairs[0][usual])) == len(np.unique(pairs[1][usual]))
+            if same and counts[usual].sum() >= (1 - RARE) * len(numbers):
+                text = f"{name}: column {column} has one number for each label"
+                findings.append(Finding("columns", WARNING, text, "leave it out if it is the label by another name"))
+    return findings
+
+
+def codes_of_missing(numbers: np.ndarray) -> list[float]:
+    """Return the numbers of nines alone, such as -999, which a hundredth of a column's numbers [n] or more are, and
+    which are further from the others than these, but for a hundredth at each end, are from each other."""
+    known = numbers[np.isfinite(numbers)]
+    codes, counts = np.unique(known[np.isin(known, NINES)], return_counts=True)
+    others = known[~np.isin(known, NINES)]
+    if not len(codes) or not len(others):
+        return []
+    low, high = np.quantile(others, [RARE, 1 - RARE])
+    far = (np.maximum(low - codes, codes - high) > high - low) & (low < high)
+    return [float(code) for code in codes[far & (counts >= RARE * len(known))]]
 
 
 def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
