@@ -26,7 +26,7 @@ from pubsel.settings.keys import Fold
 
 SEVERAL = (
     "each fit is a release of its data, and their epsilons add up, also those of cross_val_score and GridSearchCV: the "
-    "ledger in {results!r} has the sum (pubsel runs)"
+    "ledger in {results!r} lists them (pubsel runs), where folds are different data sets: add them up"
 )
 # remedies that name an argument of `pubsel.fit` alone, as patterns
 REMEDIES = {r"\bset unit=[^,;:]+": "give groups", r"\bset labels=fold, and they": "write them alike, and they"}

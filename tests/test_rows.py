@@ -109,6 +109,11 @@ def test_one_plan_pays_for_the_histogram_and_the_steps(tmp_path, cli):
     lines = [json.loads(line) for line in ledger.read_text().splitlines()]
     assert [line["epsilon"] for line in lines if line["state"] == "begun"] == [privacy["epsilon"]]
 
+    # the page to give away says what the steps are for
+    pubsel.export(record, tmp_path / "release")
+    page = (tmp_path / "release" / "privacy.html").read_text()
+    assert f"{steps + first} steps ({first} of them for a noisy histogram of each column), sampling rate 1" in page
+
 
 def test_a_stopped_run_keeps_its_histogram(tmp_path, cli, monkeypatch):
     """It is drawn once, and in the ledger once: noise of the system would be other noise."""

@@ -450,7 +450,7 @@ def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     return steps
 
 
-ROUNDED = "differences in the last digits, where a processor computes numbers otherwise next to other examples"
+ROUNDED = "differences in the last digits, because a processor may round an example differently next to others"
 SEVERAL_VALUES = "a person whose examples have several values of {unit}, who counts as several people"
 KNOWN_SEED = "an adversary who knows the seed, which is in this record: publish {what} only from a run with {key}=true"
 

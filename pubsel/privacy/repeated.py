@@ -31,7 +31,7 @@ from pubsel.privacy.randomness import Source
 ACCOUNTANT = "best of a geometric number of runs"
 HIDDEN = (
     "how many runs there were, and the other runs with their scores: they are parts of one tuned release and have been "
-    "deleted; no guarantee holds for who learns of them"
+    "deleted; the guarantee does not hold against anyone who learns of them"
 )
 HALVINGS = 12  # of the interval in which the price of the choice is sought
 LEAST = 0.99  # of epsilon that a calibration has to use

@@ -41,6 +41,11 @@ WORDS = {
     "selection of the public examples": "choice of the public examples, by a noisy histogram",
     "before training": "first release before training",
 }
+FIRST = {  # what some of the steps of `training` are for, by its name in a record
+    "histogram": "a noisy histogram of each column",
+    "mean": "a noisy mean of the features",
+    "counts": "noisy numbers of examples of the classes",
+}
 
 
 @dataclass(frozen=True)
@@ -94,14 +99,17 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any], others: str = ""
         epsilon=privacy["epsilon"],
         delta=float(privacy.get("delta") or 0.0),
         weak=guarantee_kind(record) == "weak" or bool(at(record, "quality.privacy.weak")),
-        parts=releases_of(privacy),
+        parts=tuple(part | {"first": _first(record, part["what"])} for part in releases_of(privacy)),
         examples=int(record["private_examples"]),
         units=int(record.get("private_units") or record["private_examples"]),
         unit=privacy.get("unit"),
         adjacency=neighbours(privacy.get("unit"), distinct=is_path(record["private"]) and kind == "images"),
         private=f"private {kind}, which their owner does not name" if is_path(record["private"]) else record["private"],
         public=None if record["public"] is None else _named(_public(record), record["private"], kind),
-        candidates=tuple(_named(candidate, record["private"], kind) for candidate in candidates),
+        candidates=(
+            *(_named(candidate, record["private"], kind) for candidate in candidates),
+            *(["none"] if candidates and record.get("none_too") else []),
+        ),
         method=str(record["algorithm"]) + (BY_NAMES if _by_names(record) else ""),
         network=network_of(facts["model"], bool(facts.get("text"))),
         others=others,
@@ -149,6 +157,17 @@ def releases_of(privacy: dict[str, Any]) -> tuple[dict[str, Any], ...]:
         return ()
     whole = privacy | {"what": "training", "rate": privacy.get("sampling_rate", privacy.get("rate"))}
     return tuple({key: part[key] for key in keys} for part in privacy.get("parts") or [whole])
+
+
+def _first(record: dict[str, Any], what: str) -> str:
+    """Return what some steps of a release are for, in words: of the training, what is released before all else."""
+    derived = record.get("derived") or {}
+    first = next((name for name in FIRST if what == "training" and f"steps_of_{name}" in derived), None)
+    if first is None:
+        return ""
+    counts = derived.get("balanced") and not derived.get("public_labels") and first != "counts"
+    names = f"{FIRST[first]}{' and ' + FIRST['counts'] if counts else ''}"
+    return f" ({derived[f'steps_of_{first}']} of them for {names})"
 
 
 def shape_of(facts: dict[str, Any]) -> str:

@@ -389,7 +389,9 @@ def _described(
     )
     if "adjacency" in privacy:
         privacy["adjacency"] = accountant.neighbours(pair.unit, distinct=is_path(pair.private) and len(task.shape) == 3)
+    none_too = not cell.algorithm.needs_public and (public == POOL or (chosen and by_features(cell.select)))
     backbone = cell.inputs.backbone
+    some = {"backbone": start, "content": task.content, "none_too": none_too}
     by_network = backbone is not None and backbone.architecture not in WEIGHTLESS
     if (public == POOL or by_network or (chosen and by_features(cell.select))) and "not_covered" in privacy:
         privacy["not_covered"].append(accountant.ROUNDED)
@@ -413,7 +415,7 @@ def _described(
         "processes": torchrun.place()[1],
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "notes": list(task.notes),
-    } | {key: value for key, value in {"backbone": start, "content": task.content}.items() if value}
+    } | {key: value for key, value in some.items() if value}
 
 
 def with_chosen(cell: Cell) -> tuple[Cell, accountant.Plan]:

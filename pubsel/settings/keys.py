@@ -641,7 +641,7 @@ class TuneConfig:
 class PredictConfig:
     """`pubsel predict`."""
 
-    run: str = setting("name of a finished run or a pattern of it, or a folder with model.pt and model.json")
+    run: str = setting("name of a finished run or a pattern of it, or a folder with its model")
     images: list[str] = setting("folders, image files, CSV files with a column path, npz files with arrays of images")
     to: str = setting("the CSV file to write; -: standard output", neutral=True)
     all: bool = setting("write the probability of each class, not only of the most probable one", neutral=True)

@@ -55,7 +55,7 @@ def check_memory(cell: Cell, task: Task, plan: Schedule, distance: Distance | No
     if distance is not None and task.public is not None:
         needs = needs._replace(distance=held_by(distance, cell.network(task, 0), task.private, task.public))
     refuse_memory(needs, cell.device)
-    say(f"  about {gib(needs.peak)} of memory beside the data")
+    say(f"  about {gib(needs.peak)} of memory in addition to the data")
 
 
 def refuse_memory(needs: Memory, device: torch.device) -> None:
