@@ -297,7 +297,7 @@ def npy_map(path: Path) -> "NDArray[Any]":
     # numpy maps for reading only, and torch takes no such array
     shown = np.load(path, mmap_mode="r")  # reads its header
     if not shown.flags.c_contiguous:
-        raise ValueError("its rows are not in a row")
+        raise ValueError("its rows are not contiguous")
     with path.open("rb") as file:
         return file_map(file, shown.offset, shown.shape, shown.dtype)
 

@@ -97,8 +97,8 @@ class Task(NamedTuple):
     names: tuple[str, ...] = ()  # of the classes in order; empty: they have none
     weights: str | None = None  # digest of the weights of the backbone whose features x has
     offsets: int = 0  # of the columns of features, how many come last and are logits (`OffsetLinear`)
-    pool: tuple[int, ...] = ()  # how many public examples are of each set; of a pool they are in a row
-    people: Tensor | None = None  # how many private examples each person has, [people], in a row; None: unit is one
+    pool: tuple[int, ...] = ()  # how many public examples are of each set; of a pool they are consecutive
+    people: Tensor | None = None  # how many consecutive private examples each person has, [people]; None: unit is one
     held_out_people: Tensor | None = None  # as people, of validation
     findings: tuple[Finding, ...] = ()
     bits: int | None = None  # of a value in 16-bit images; None: 16

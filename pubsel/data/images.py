@@ -266,7 +266,7 @@ def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
 
 
 def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape, groups: Sequence[str] = ()) -> Unread:
-    """Return image files with their labels and people, as in `read_images`, each read only when it is asked for."""
+    """Return image files with their labels and people, as in `read_images`, each read only when it is needed."""
     names = tuple("/".join(str(path).split("/")[-2:]) for path in paths)
     return Unread(lambda i: _read_image(paths[i], shape), y, names, tuple(groups))
 

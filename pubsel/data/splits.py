@@ -46,7 +46,7 @@ class Parts(NamedTuple):
     notes: tuple[str, ...] = ()
     files: tuple[Files, Files] | None = None  # of train and test, if each image is a file of the user's
     names: tuple[str, ...] = ()  # of the classes in order, if files tell
-    groups: Groups | None = None  # of the people, if they were asked for
+    groups: Groups | None = None  # of the people, if they were requested
 
 
 class Unread(NamedTuple):
@@ -68,7 +68,7 @@ class Listing(NamedTuple):
 
 
 class Images(NamedTuple):
-    """The images of a user's data, each read when it is asked for."""
+    """The images of a user's data, each read when it is needed."""
 
     shape: Shape
     image: Callable[[int], tuple[Tensor, int | None]]  # image i, uint8 [*shape], and its digest as it was decoded
@@ -208,8 +208,8 @@ def numbered(train: Sequence[str], test: Sequence[str]) -> Groups:
 
 
 def in_a_row(groups: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the chosen places [m] of examples with these groups [n], those of a person in a row and otherwise in their
-    order; and how many of them each person has, [people]. chosen None: all."""
+    """Return the chosen places [m] of examples with these groups [n], those of a person next to each other, else in
+    their order; and how many of them each person has, [people]. chosen None: all."""
     chosen = torch.arange(len(groups)) if chosen is None else chosen
     _, sizes = groups[chosen].unique(return_counts=True)
     return chosen[groups[chosen].argsort(stable=True)], sizes

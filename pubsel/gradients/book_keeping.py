@@ -108,7 +108,7 @@ class LayeredGradients(DenseGradients):
 
     @cached_property
     def rows(self) -> Tensor:  # type: ignore[override]
-        """Return all columns [n, p], written out once, since a block is asked for several things that need them."""
+        """Return all columns [n, p], written out once, since several things need them of one block."""
         rows = self.narrow.new_empty(len(self), self.size)
         parts = self.narrow.split([part.stop - part.start for part in self.columns], 1)
         for columns, part in zip(self.columns, parts, strict=True):
@@ -173,7 +173,7 @@ class BookKeeping(PerExampleGradients):
     def blocks(  # type: ignore[override] # of another kind than those of PerExampleGradients
         self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None
     ) -> Iterator[GradientMatrix]:
-        """Yield G as PerExampleGradients does. A block is gone when the next one is asked for."""
+        """Yield G as PerExampleGradients does. A block is gone when the next one is requested."""
         if not len(x) or not self.wide(x, y):
             yield from super().blocks(x, y, rows, dtype)
             return

@@ -404,14 +404,14 @@ class PerExampleGradients:
         return examples_at_once(self.size, x, next(self.model.parameters()).device)
 
     def most(self, x: Tensor) -> int:
-        """Return the examples of x [n, ...] per block, unless more are asked for."""
+        """Return the examples of x [n, ...] per block, unless more are requested."""
         return self.chunk(x)
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[DenseGradients]:
         """Yield G for x [n, ...], y [n, ...] in blocks of at least `rows` examples, a whole number of passes.
 
         All blocks lie in the same memory, which does not grow with n and is kept for the next call: a block is gone
-        when the next one is asked for. dtype: of passes and G; that of the model by default.
+        when the next one is requested. dtype: of passes and G; that of the model by default.
         """
         dtype = dtype or next(self.model.parameters()).dtype
         chunk = self.chunk(x)

@@ -29,7 +29,7 @@ MOST_FACTORS = 1024  # examples of a person whose outer products are summed up a
 def members(people: Tensor, chosen: Tensor | None) -> tuple[Tensor | None, Tensor]:
     """Return the places of all examples of the chosen people, person by person, and how many each of these has.
 
-    people: int64 [n], how many examples each person has, who lie in a row; chosen: indices of people. None: all.
+    people: int64 [n], how many examples each person has, which are consecutive; chosen: indices of people. None: all.
     """
     if chosen is None:
         return None, people
@@ -78,7 +78,7 @@ class PeopleGradients:
 
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[GradientMatrix]:
         """Yield G in blocks of at least `rows` people, as far as there are so many; ValueError if x is not theirs. A
-        block is gone when the next one is asked for."""
+        block is gone when the next one is requested."""
         if int(self.sizes.sum()) != len(x) or bool((self.sizes < 1).any()):
             raise ValueError(f"{len(x)} examples are not those of people who have {int(self.sizes.sum())}")
 

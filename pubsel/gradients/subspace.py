@@ -200,7 +200,7 @@ def power_basis(
     """Return an orthonormal basis of each parameter group by power iterations on G^T G (GEP, Algorithm 1, lines 3 to
     7).
 
-    gradients(): G [m, p] in blocks of rows, asked for once an iteration, so that G is never held. slices: the groups'
+    gradients(): G [m, p] in blocks of rows, requested once an iteration, so that G is never held. slices: the groups'
     columns of G. basis: the start of each, [p_i, k_i]. An iteration is B = G^T (G B), summed over the blocks and
     orthogonalised by QR: the same span as the paper's Gram-Schmidt. Products run in the precision of the start; sums
     over blocks, the QR and the result are at least float32.

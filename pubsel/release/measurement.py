@@ -38,7 +38,7 @@ def table_of(outputs: Tensor, y: Tensor, metric: str, people: Tensor | None = No
     histograms of scores where an AUC of two classes or of labels is the metric, otherwise the confusion matrix. NOT
     private.
 
-    people: how many examples each person has, in a row; None: each example is a unit."""
+    people: how many examples each person has, which are consecutive; None: each example is a unit."""
     weights = torch.tensor(weights_of(people, len(y)), device=y.device)
     if y.dim() == 2:
         return quality.histograms(y, outputs.sigmoid(), weights)

@@ -34,7 +34,7 @@ Nearest = NDArray[np.int16]
 
 
 def shards_of(parts: Sequence[Part]) -> list[Part]:
-    """Return the shards of all parts, in a row; a part that has none is one."""
+    """Return the shards of all parts, one after the other; a part that has none is one."""
     return [shard for part in parts for shard in (part.shards if isinstance(part, Embeddings) else (part,))]
 
 

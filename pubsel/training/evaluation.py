@@ -136,7 +136,7 @@ def _per_class(outputs: Tensor, y: Tensor) -> tuple[NDArray[np.float64], NDArray
 def auc(outputs: Tensor, y: Tensor) -> float:
     """Return the area under the ROC curve of outputs [n, classes] for y [n] or 0/1 [n, labels], by scikit-learn."""
     check_classes(y, "auc", "the test set")
-    from sklearn.metrics import roc_auc_score  # takes half a second, so only if an AUC is asked for
+    from sklearn.metrics import roc_auc_score  # takes half a second, so only if an AUC is needed
 
     problems = one_against_rest(outputs, y)
     return float(np.mean([roc_auc_score(truth, scores) for _, truth, scores in problems]))
