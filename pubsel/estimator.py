@@ -35,6 +35,7 @@ from pubsel.data.memory import (
     strings_in,
     unwrapped,
 )
+from pubsel.data.tables import OUTCOMES, plain_name
 from pubsel.data.texts import column_of_texts
 from pubsel.messages import RENAMED, UsageError, UserError, with_names
 from pubsel.privacy import ledger
@@ -46,6 +47,8 @@ from pubsel.settings.schema import check
 
 # keys of a record: figures without noise, and digests of the private data
 NOT_RELEASED = ("utility", "utility_interval", "on_test", "selection", "notes", "test_examples", "seconds", "content")
+# keys of the command that nobody sets here, and what does the same
+REMEDIES = {"to": "save the release by .save(to)", "private": "give x", "dry": "use pubsel fit dry=true"}
 IN_MEMORY = "x"  # what private data in memory are called, whose name is a digest of them, and decides `identity`
 
 
@@ -157,6 +160,7 @@ def fit(
     data in memory nothing else is kept. Others as of the command. UsageError names an argument that is wrong, UserError
     what is wrong with the data.
     """
+    _check(settings)
     kept = tempfile.TemporaryDirectory(prefix=records.SCRATCH)
     folder = Path(kept.name)
     values = {"epsilon": epsilon, "delta": delta, "public": public, "groups": groups, "features": features}
@@ -165,7 +169,9 @@ def fit(
     with _cleared(kept), _requested(x, y, values, folder, Path(results), verbose) as (mine, checked):
         command.run(checked)
 
-    labels = mine.frame[LABEL].dropna().unique() if mine is not None and LABEL in mine.frame else ()
+    usual = {} if mine is None else {plain_name(name): name for name in reversed(mine.frame.columns)}
+    column = next((usual[name] for name in map(plain_name, (LABEL, *OUTCOMES)) if name in usual), None)
+    labels = () if mine is None or column is None else mine.frame[column].dropna().unique()
     return Release(folder / "release", list(labels), kept)
 
 
@@ -186,6 +192,7 @@ def audit_fit(
     UsageError if there is no guarantee to audit, or public data to choose."""
     from pubsel.commands import audit as attacked
 
+    _check(settings)
     of_audit = {"kind": kind, "canaries": canaries, "guesses": guesses, "confidence": confidence}
     values = {"results": Path(results), "held_out": 0.0, **settings}
     with tempfile.TemporaryDirectory(prefix=records.SCRATCH) as folder:  # noqa: SIM117
@@ -201,6 +208,13 @@ def audit_fit(
     return record, Path(requested.results) / "audits" / record["identity"]
 
 
+def _check(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError for a key of the command that would take the place of what is set here."""
+    for key, remedy in REMEDIES.items():
+        if key in settings or (key == "to" and "output" in settings):
+            raise UsageError(f"{key}: no argument in Python: {remedy}")
+
+
 @contextmanager
 def _requested(
     x: Any, y: Any, values: dict[str, Any], folder: Path, results: Path, verbose: bool
@@ -208,7 +222,8 @@ def _requested(
     """Yield what is in memory of x, and the settings of the command, for as long as this data is held. values: its
     other arguments; folder: for what they write."""
     public, groups, bounds = (values.pop(key, None) for key in ("public", "groups", "bounds"))
-    mine = None if isinstance(x, str | Path) and y is None else examples_in(x, y, groups)
+    at_path = isinstance(x, str | Path) and y is None
+    mine = None if at_path else examples_in(x, values.get("label") if y is None else y, groups)
     if groups is not None and (mine is None or values.get("unit") is not None):
         where = f"{x} is a path or a name" if mine is None else f"unit={values['unit']} names people too"
         raise UsageError(f"groups: {where}: give unit=COLUMN alone, for whose each example is")
@@ -216,7 +231,7 @@ def _requested(
     # a list of strings has names and paths of sets, or is a set of texts
     read = Read(text=values.get("text"), label=LABEL)
     if mine is not None and column_of_texts(list(mine.frame), read) and strings_in(sets):
-        known = [name for name in sets if name in dataset_names() or os.path.exists(Path(name).expanduser())]
+        known = [name for name in sets if name in dataset_names() or os.path.exists(os.path.expanduser(name))]
         sets = sets if known else [(sets, NO_LABELS)]
     sets = [sets] if mine is not None and are_images(sets, mine.x is not None) else sets
     others = list[InMemory | None]()
@@ -228,7 +243,10 @@ def _requested(
             raise UsageError(re.sub("^[xy]:", f"public[{i}]:", str(error))) from None
 
     if bounds is not None and not isinstance(bounds, str | Path):
-        text = json.dumps(bounds, default=lambda value: value.tolist())  # of numbers of numpy
+        try:  # sets, and numbers of numpy
+            text = json.dumps(bounds, default=lambda each: each.tolist() if hasattr(each, "tolist") else sorted(each))
+        except TypeError:
+            raise UsageError(f"bounds: {bounds}: give [least, most], or a list of words, by column") from None
         bounds = json.loads(text)
         if isinstance(bounds, dict):
             (folder / "bounds.json").write_text(text, encoding="utf-8")

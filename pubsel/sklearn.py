@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pubsel.data.findings import first_of
-from pubsel.data.memory import strings_in
+from pubsel.data.memory import strings_in, unwrapped
 from pubsel.data.tables import label_words
 from pubsel.estimator import Release, fit
 from pubsel.messages import UserError
@@ -65,7 +65,9 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         is protected. Missing numbers (NaN) are allowed. ValueError says what is wrong with the data."""
         if y is None:
             raise ValueError("PrivateClassifier requires y to be passed, but the target y is None")
-        rows = X  # a table keeps the names of its columns, which those of public tables are compared with
+        # a mask would be lost; a table keeps the names of its columns, which those of public tables are compared with
+        X, y = (unwrapped(each) if isinstance(each, np.ma.MaskedArray) else each for each in (X, y))
+        rows = X
         if strings_in(X) is None:
             X, y = validate_data(self, X, y, ensure_all_finite="allow-nan", accept_sparse=True, ensure_min_samples=2)
         check_classification_targets(y)
@@ -98,7 +100,7 @@ class PrivateClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each of `classes_`, [n, classes]."""
         check_is_fitted(self, "release_")
-        rows = X
+        rows = X = unwrapped(X) if isinstance(X, np.ma.MaskedArray) else X
         if strings_in(X) is None:
             X = validate_data(self, X, reset=False, ensure_all_finite="allow-nan", accept_sparse=True)
         return self.release_.predict_proba(rows if hasattr(rows, "columns") else X)[:, self._order]

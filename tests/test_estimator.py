@@ -224,6 +224,7 @@ def test_public_texts_are_a_list_of_texts_or_of_sets(monkeypatch, tmp_path):
 
 def test_strings_are_paths_if_they_are_files_or_end_as_images_do(tmp_path):
     """No single one of ten or more decides."""
+    assert examples_in(["~40 people", "~ten"], [0, 1]).frame[TEXT].tolist() == ["~40 people", "~ten"]
     paths = [picture(tmp_path / f"{i}.png") or f"{i}.png" for i in range(20)]
     (tmp_path / "scan").write_bytes((tmp_path / "0.png").read_bytes())
     for strings, column in ((paths, PATH), ([*paths, "scan"], PATH), ([*paths[:5], *TEXTS[:5]], TEXT), (TEXTS, TEXT)):
@@ -429,6 +430,9 @@ def test_labels_that_are_not_known():
         (X, X[:, 0], "more classes|classes of"),
         (X, np.where(Y, "cat", "Cat "), "one class|differ in how they are written"),
         (X, [None] * 569, "no row has a label|one class"),
+        (X, np.where(np.arange(1138).reshape(569, 2) == 5, 1.7, np.stack([Y, Y], 1)), "1 of 1138 labels are not 0 or"),
+        (X, np.where(np.arange(1138).reshape(569, 2) == 5, np.inf, np.stack([Y, Y], 1)), "1 of 1138 labels are not 0"),
+        (X, [[1], [1, 2], *[[1]] * 567], "y: lists of several lengths: give one value"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused_and_nothing_is_spent(tmp_path, x, y, message):
@@ -603,7 +607,81 @@ def test_people_are_named_once(audited):
     assert examples_in(frame, "label", groups).frame[memory.PERSON].tolist() == groups.tolist()
 
 
-def test_people_in_bytes_are_as_many_as_they_are():
+@pytest.mark.parametrize("kind", ["frame", "levels", "arrow", "texts"])
+def test_people_in_an_index_are_people(kind):
+    """Otherwise each of their rows would be protected alone."""
+    who = np.arange(569) // 3
+    frame = pd.DataFrame(X[:, :2], columns=["a", "b"], index=pd.Index(who, name="patient"))
+    x = {
+        "frame": frame,
+        "levels": frame.set_index(pd.MultiIndex.from_arrays([who, range(569)], names=["patient", None])),
+        "arrow": pytest.importorskip("pyarrow").Table.from_pandas(frame),
+        "texts": pd.Series([f"text {i}" for i in range(569)], index=frame.index),
+    }[kind]
+    with pytest.raises(UserError, match="column patient names people"):
+        pubsel.fit(x, Y)
+    with memory.holding(examples_in(x, Y)) as (name,):
+        assert len(load(Pair(private=name, unit="patient", public=None), "", False).people) == 190
+
+
+def test_a_level_of_an_index_is_a_column_of_new_rows_too():
+    frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"]).set_index("c")
+    model = pubsel.fit(frame, Y, epsilon=8)
+    assert '"c"' in (model.folder / "config.json").read_text()
+    assert (model.predict(frame) == model.predict(frame.reset_index())).all()
+    assert list(examples_in(frame.assign(c=0), Y).frame) == ["a", "b", "c", LABEL]
+
+
+def test_an_estimator_sees_no_masked_number():
+    hidden = np.ma.masked_equal(np.where(np.arange(30) == 3, -9999, X), -9999)
+    model = PrivateClassifier(epsilon=8).fit(hidden, Y)
+    assert (model.predict_proba(hidden) == model.predict_proba(np.where(hidden.mask, np.nan, X))).all()
+    assert '"missing": true' in (model.release_.folder / "config.json").read_text()
+    with pytest.raises(ValueError, match="y contains NaN"):
+        PrivateClassifier().fit(X, np.ma.MaskedArray(Y.astype(float), mask=Y == 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"to": "release"}, "to: no argument in Python: save the release by .save"),
+        ({"output": "release"}, "to: no argument"),
+        ({"private": "rows.csv"}, "private: no argument in Python: give x"),
+        ({"dry": True}, "dry: no argument"),
+        ({"sample_weight": np.ones(569)}, "unknown key sample_weight"),
+        ({"bounds": {"0": {"u", "v"}}}, "569 of 569 values in column 0 are not in u, v"),
+        ({"bounds": object()}, "bounds: .*: give .least, most."),
+    ],
+)
+def test_arguments_that_have_no_place_are_named_before_anything_is_spent(settings, message):
+    for made in (pubsel.fit, pubsel.audit):
+        with pytest.raises(UserError, match=message):
+            made(X, Y, **settings)
+    assert not lines()
+
+
+def test_numbers_of_numpy_are_settings():
+    release = PrivateClassifier(epsilon=np.int64(2), delta=np.float32(2**-10)).fit(X, Y).release_
+    assert "(2, 0.000976562)" in release.privacy["statement"]
+    assert pubsel.fit(X, Y, seed=np.int64(3), threads=np.int32(1)).record["settings"]["seed"] == 3
+
+
+def test_classes_are_those_of_the_column_and_of_the_table_of_labels():
+    frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"]).assign(label=Y, grade=Y + 3)
+    assert pubsel.fit(frame[["a", "b", "c", "label"]], epsilon=8).predict(frame).dtype == Y.dtype
+    assert pubsel.fit(frame.drop(columns="label"), label="grade", epsilon=8).classes.tolist() == [3, 4]
+    words = pd.get_dummies(pd.Series(np.where(Y, "well", "ill")))
+    assert pubsel.fit(X, words).classes.tolist() == ["ill", "well"]
+    assert pubsel.fit(X, words.assign(old=X[:, 0] > 14)).classes.tolist() == ["ill", "well", "old"]
+    several = np.stack([X[:, 0] > np.quantile(X[:, 0], i / 13) for i in range(1, 13)], axis=1)
+    release = pubsel.fit(X, several, epsilon=50)
+    assert release.classes.tolist() == list(map(str, range(12)))
+    assert (release.predict(X) == several).mean() > 0.8
+
+
+def test_people_in_bytes_and_large_integers_are_as_many_as_they_are():
+    people = [2**63 + i // 2 if i % 4 < 2 else -i for i in range(569)]  # floats, for numpy
+    assert examples_in(X, Y, people).frame[memory.PERSON].nunique() == len(set(people))
     held = examples_in(X, Y, [b"%d" % (i // 2) for i in range(569)])
     with memory.holding(held) as (name,):
         assert len(load(Pair(private=name, unit=memory.PERSON, public=None), "", False).people) == 285

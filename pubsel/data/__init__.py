@@ -837,6 +837,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
             findings = (*answers.findings, *dark)
             rows = Vectors(x, answers.y, None, answers.classes, answers.names, answers.people, findings=findings)
         source = _of_rows(name, _in_parts(rows))
+    source = source._replace(names=tuple(map(memory.label_name, source.names)))
     return source if len(source.test.y) or not labelled else _untested(source)
 
 

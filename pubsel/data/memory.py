@@ -8,6 +8,7 @@ paths become a source of images.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,8 +49,9 @@ class InMemory(NamedTuple):
         import pandas as pd
 
         images = [] if self.x is None else [f"{tuple(self.x.shape)}", self.x.contiguous().numpy()]
-        texts = self.frame.astype({name: str for name in self.frame if self.frame[name].dtype.kind not in "fiub"})
-        values = pd.util.hash_pandas_object(texts, index=False).to_numpy()
+        types = self.frame.dtypes.items()
+        known = self.frame.astype({name: str for name, of in types if of.kind not in "fiub" or of == np.longdouble})
+        values = pd.util.hash_pandas_object(known, index=False).to_numpy()
         return digest([*map(str, self.frame.columns), values, *images])
 
 
@@ -78,9 +80,9 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     """Return examples as they are held. x: rows of numbers (an array, a tensor or a sparse matrix [n, d], a pandas
     table), texts (a list, an array or a column of pandas), images (uint8 arrays or PIL images of one size, or a tensor
     [n, c, h, w]), paths of images, a pandas table with a column of texts, or a data set of torch or of Hugging Face, of
-    which each item has its label too. y: labels [n], or 0/1 [n, labels] with nan for not known, or the name of a
-    column; None: they are in x; NO_LABELS: none are needed. groups: whose each example is, [n]. UsageError if it is of
-    another kind."""
+    which each item has its label too. y: labels [n], or 0/1 [n, labels] with nan for not known, also in a pandas table,
+    or the name of a column; None: they are in x; NO_LABELS: none are needed. groups: whose each example is, [n].
+    UsageError if it is of another kind."""
     import pandas as pd
 
     if isinstance(x, str | Path):
@@ -95,13 +97,14 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
         x, y = _of_items(x)
     if isinstance(x, pd.DataFrame):
-        frame, images = _spread(named_columns("x", x).reset_index(drop=True)), None
+        frame, images = _spread(named_columns("x", x)), None
         if isinstance(y, str) and y not in frame:
             raise UsageError(f"y: x has no column {y}: {first_of(frame, 10)}")
         if isinstance(y, str):
             y, frame = frame[y], frame.drop(columns=y)
     else:
         frame, images = _of_arrays(x)
+        frame = named_columns("x", frame.set_axis(x.index)) if isinstance(x, pd.Series) else frame
     n = len(frame) if images is None else len(images)
     if not n:
         raise UsageError("x: it has no examples")
@@ -109,10 +112,11 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
         if values is None:
             continue
         values = _one_each(name, values, n)
-        if values.ndim == 2:
-            names = [f"{LABEL} {i}" for i in range(values.shape[1])]
-            labels = pd.DataFrame(values, columns=names)
-            frame = pd.concat([frame, labels if labels.isna().any(axis=None) else labels.astype(np.int64)], axis=1)
+        if isinstance(values, pd.DataFrame):
+            # other values than 0 and 1 stay as they are, and are refused later
+            labels = values.astype(np.int64) if values.isin((0, 1)).all(axis=None) else values
+            names = [f"{LABEL} {i:05} {name}".replace("|", "/") for i, name in enumerate(labels.columns)]  # sorted
+            frame = pd.concat([frame, labels.set_axis(names, axis=1)], axis=1)
         elif column in frame and (frame[column].to_numpy() != values).any():
             raise UsageError(f"{name}: x has a column {column} of other values: rename that one")
         else:
@@ -121,17 +125,33 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
 
 
 def named_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of pandas, whose columns are called by texts. UsageError, which names `name`, if two have one."""
-    frame = frame.set_axis(list(map(str, frame.columns)), axis=1)
+    """Return a table of pandas, whose columns, and levels of the index with a name, are columns that are called by
+    texts. UsageError, which names `name`, if two columns have one name."""
+    levels = {
+        str(level): frame.index.get_level_values(i) for i, level in enumerate(frame.index.names) if level is not None
+    }
+    frame = frame.set_axis(list(map(str, frame.columns)), axis=1).reset_index(drop=True)
     if frame.columns.has_duplicates:
         raise UsageError(f"{name}: two columns are called {frame.columns[frame.columns.duplicated()][0]}: rename one")
-    return frame
+    # people in the index would otherwise be lost, and a row protected in their place
+    return frame.assign(**{level: values for level, values in levels.items() if level not in frame})
 
 
-def _one_each(name: str, values: Any, n: int) -> np.ndarray:
+def _one_each(name: str, values: Any, n: int) -> np.ndarray | pd.DataFrame:
     """Return labels or people as an array [n], or labels [n, labels] as float64, of which an example may have several.
     UsageError, which names the argument, if it is neither."""
-    values = np.asarray(unwrapped(values))
+    import pandas as pd
+
+    values = unwrapped(values)
+    columns = values.columns.to_numpy() if isinstance(values, pd.DataFrame) else None
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise UsageError(f"{name}: lists of several lengths: give one value for each example, [n]") from None
+    # integers that 64 bits do not hold would become floats, and several people one
+    large = isinstance(values, list | tuple) and array.dtype.kind == "f" and array.ndim == 1
+    exact = not large or all(int(float(value)) == int(value) for value in values if isinstance(value, int | np.integer))
+    values = array if exact else np.asarray(values, dtype=object)
     if values.ndim == 0 or len(values) != n:
         many = f"{len(values)} for {n} examples" if values.ndim else f"{values} is one value for {n} examples"
         raise UsageError(f"{name}: {many}: give one each")
@@ -148,13 +168,13 @@ def _one_each(name: str, values: Any, n: int) -> np.ndarray:
     # rows of 0 and 1 are classes if nine tenths have a single 1, so that no single one decides what a model answers
     single = ((labels == 1).sum(1) == 1) & ((labels != 0).sum(1) == 1)
     if single.mean() < MOST:
-        return labels
+        return pd.DataFrame(labels, columns=columns)
     if other := int((~single).sum()):
         raise UsageError(
             f"y: {other} of {n} examples have no label or several, and all others have one: give each one label, or "
             "leave them out"
         )
-    return labels.argmax(1)
+    return labels.argmax(1) if columns is None else columns[labels.argmax(1)]
 
 
 def unwrapped(x: Any) -> Any:
@@ -181,16 +201,25 @@ def label_columns(frame: pd.DataFrame) -> str | list[str] | None:
     return several or (LABEL if LABEL in frame else None)
 
 
+def label_name(column: str) -> str:
+    """Return what a label is called, by its column here."""
+    return re.sub(rf"{LABEL} \d{{5}} ", "", column)
+
+
 def _spread(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table with its lists of numbers as a column each, called NAME[0], NAME[1], ..."""
     import pandas as pd
 
     objects = [name for name in frame if len(frame) and frame[name].dtype == object]
-    for name in [name for name in objects if frame[name].map(np.ndim).eq(1).all()]:
+    for name in [
+        name for name in objects if frame[name].map(lambda x: getattr(x, "ndim", isinstance(x, list | tuple)) > 0).all()
+    ]:
         try:
-            values = np.stack(frame[name].to_list()).astype(np.float32)
+            values: np.ndarray = np.stack(frame[name].to_list()).astype(np.float32)
         except (ValueError, TypeError):
-            raise UsageError(f"x: lists in column {name} are not of equal length, or no numbers") from None
+            values = np.zeros(0)
+        if values.ndim != 2:
+            raise UsageError(f"x: lists in column {name} are no numbers, or not of equal length: leave it out")
         frame = pd.concat([frame.drop(columns=name), as_columns(name, values)], axis=1)
     return frame
 
@@ -266,7 +295,7 @@ def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
     one decides; otherwise that of texts. UsageError for a path without a file."""
     import pandas as pd
 
-    paths = [Path(each).expanduser() for each in strings]
+    paths = [Path(os.path.expanduser(each)) for each in strings]  # a text may begin with ~ too
     absent = [str(path) for path in paths if not os.path.isfile(path)]
     ends = [
         isinstance(each, Path) or path.suffix.lower() in SUFFIXES for each, path in zip(strings, paths, strict=True)

@@ -70,7 +70,8 @@ def written(value: Any) -> str:
     if isinstance(value, Path | Enum):
         value = value.name if isinstance(value, Enum) else str(value)
     if not isinstance(value, str):
-        return json.dumps(value)
+        # numbers and arrays of numpy, as a program has them; the schema refuses what is none
+        return json.dumps(value, default=lambda value: value.tolist() if hasattr(value, "tolist") else str(value))
     if value == "inf" or (PLAIN.fullmatch(value) and value.lower() not in NOT_TEXT):
         return value
     return in_quotes(uninterpolated(value))
