@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pubsel.release.run
 import pubsel.training.once
 from pubsel import files
 from pubsel.algorithms import Facts, Frozen, columns
-from pubsel.data import load, open_dataset, vectors
+from pubsel.data import load, memory, open_dataset, vectors
 from pubsel.data.given import Takes, at_path
 from pubsel.data.vectors import Field, as_rows
 from pubsel.messages import UsageError, UserError
@@ -810,6 +811,67 @@ def test_dates_with_bounds_are_no_numbers(tmp_path):
     assert any("40 values in columns of numbers are none" in finding.text for finding in rows.findings)
 
 
+DATES = (
+    pd.date_range("2020", periods=40),
+    pd.timedelta_range("1h", periods=40),
+    pd.period_range("2020", periods=40, freq="Y"),
+)
+OTHERS = (np.arange(40) + 1j, [np.timedelta64(i, "h") for i in range(40)])
+
+
+@pytest.mark.parametrize("dtype", [None, object])
+@pytest.mark.parametrize("objects", [*DATES, *OTHERS])
+def test_objects_that_are_no_numbers_are_none_and_no_names(objects, dtype):
+    values = pd.Series(objects, dtype=dtype)
+    assert np.isnan(vectors.numbers_of(values)).all()
+    (finding,) = vectors.about_words("t", pd.DataFrame({"day": values}))
+    assert "1 columns have words: day" in finding.text
+    numbers = pd.Series([1, 2.5, True, "3", "true", Decimal("0.5"), np.float32(4), np.bool_(False), None], dtype=object)
+    assert vectors.numbers_of(numbers)[:-1].tolist() == [1, 2.5, 1, 3, 1, 0.5, 4, 0]
+
+
+@pytest.mark.parametrize("cell", [["a", "b"], ["a", None], [[1, 2], [3]], [[1, 2], [3, 4]], {"k": 1}])
+def test_cells_that_are_no_numbers_are_one_line(cell, tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = people(40).assign(cell=[cell] * 40)
+    frame.to_parquet(tmp_path / "t.parquet")
+    findings = vectors.read_rows(tmp_path / "t.parquet", None, Read()).findings
+    assert any("columns have words: cell" in finding.text for finding in findings)
+    with pytest.raises(UserError, match=r"lists in column cell are no numbers|columns have words: cell"):
+        pubsel.fit(frame)
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">f4", ">i4", np.longdouble])
+def test_numbers_in_types_that_torch_lacks_are_read(dtype, tmp_path):
+    x = np.arange(120).reshape(40, 3).astype(dtype)
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(40) % 2)
+    assert torch.equal(vectors.read_rows(tmp_path / "a.npz", None, Read()).x.float(), torch.arange(120.0).view(40, 3))
+    with memory.holding(memory.examples_in(x, np.arange(40) % 2)) as (name,):
+        assert torch.equal(open_dataset(name, "", False).train.x.sort(0)[0], torch.arange(120.0).view(40, 3))
+
+
+@pytest.mark.parametrize(
+    ("values", "lost"),
+    [
+        (1_700_000_000 + np.arange(120) % 60, True),
+        (1_700_000_000 + np.arange(120) % 2, True),
+        (np.where(np.arange(120), 1_700_000_000 + np.arange(120) % 60, 0), True),  # one other row decides nothing
+        (1_700_000_000 + 1000 * np.arange(120), False),
+        (1 + 2e-16 * np.arange(120), False),  # one number, as sums in several orders are
+        (np.full(120, np.nan), False),
+    ],
+)
+def test_numbers_that_are_equal_once_they_are_rounded_are_named(values, lost, tmp_path):
+    frame = people(120).assign(seconds=values)
+    table(tmp_path / "t.csv", frame)
+    (tmp_path / "bounds.json").write_text('{"seconds": [1.6e9, 1.8e9]}')
+    np.savez(tmp_path / "a.npz", x=frame[["age", "seconds"]].to_numpy(), y=np.arange(120) % 2)
+    bounded = Read(bounds=str(tmp_path / "bounds.json"))
+    for name, rules, expected in (("t.csv", bounded, False), ("t.csv", Read(), lost), ("a.npz", Read(), lost)):
+        names = {finding.name for finding in vectors.read_rows(tmp_path / name, None, rules).findings}
+        assert ("rounded" in names) == expected
+
+
 def test_rows_with_more_values_than_the_head_are_named_and_empty_ones_ignored(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b,label\n" + "1,2,yes,\n3,4,no,\n" * 5)
@@ -963,6 +1025,13 @@ def test_decimal_commas_are_called_that(tmp_path):
     (tmp_path / "t.csv").write_text("a;b;label\n" + "".join(f"{i},5;{i}.25;{i % 2}\n" for i in range(40)))
     (finding,) = (f for f in vectors.read_rows(tmp_path / "t.csv", None, Read()).findings if f.severity == "error")
     assert (finding.name, finding.text) == ("words", "t.csv: columns have numbers with decimal commas: a")
+
+
+def test_commas_between_thousands_are_no_decimal_ones(tmp_path):
+    rows = "".join(f'"{237 * i:,}",{i},{i % 2}\n' for i in range(5000))
+    (tmp_path / "t.csv").write_text(f"a,b,label\n{rows}")
+    (finding,) = (f for f in vectors.read_rows(tmp_path / "t.csv", None, Read()).findings if f.severity == "error")
+    assert (finding.name, finding.text) == ("words", "t.csv: columns have numbers with commas between thousands: a")
 
 
 def test_arrays_have_labels_as_tables_do_and_public_ones_need_none(tmp_path):

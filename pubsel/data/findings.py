@@ -46,6 +46,7 @@ NAMES = {
     "empty": "texts without a character, whose features are all zero",
     "ids": "a column, or an array, that names people, or may; unit=COLUMN protects each person, not each row",
     "missing": "numbers that are missing",
+    "rounded": "columns of numbers so close to each other, for their size, that most are equal in float32",
     "outside": "a column with most numbers outside of its bounds, or a tenth other words than those in bounds=FILE",
     "table": "a table next to images without classes, which may have their labels",
 }

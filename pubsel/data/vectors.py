@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -40,8 +41,10 @@ LABELS = ("y", "labels", "label", "target", "targets")
 LABEL_FILES = ("labels.npy", "label.npy", "y.npy", "targets.npy")
 MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL", "None", "none", "<NA>", "#N/A"]
 NO_WORDS = {folded(word) for word in MISSING}
-LARGEST = float(np.finfo(np.float32).max)  # of the numbers that are read
+LARGEST, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)  # of the numbers that are read
+KINDS = (str, int, float, Decimal, np.bool_, np.integer, np.floating)  # of values that may be numbers
 DECIMAL = r"[+-]?\d*,\d+\s*"  # a number as many languages write it
+THOUSANDS = r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?\s*"  # with a comma between thousands, or none at all
 POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False) does"
 OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
@@ -91,13 +94,18 @@ class Field(NamedTuple):
 
 def numbers_of(values: pd.Series[Any]) -> np.ndarray:
     """Return the values of a column as numbers, float64 [n], each by itself, so that no row decides how others are
-    read; NaN: it is none. True is 1, and a date is no number."""
+    read; NaN: it is none. True is 1, and a date, a duration or a complex number is none."""
     import pandas as pd
+
+    def number(value: Any) -> Any:
+        # pandas would take the nanoseconds of a date, or the real part of a complex number
+        known = isinstance(value, KINDS) and not isinstance(value, np.timedelta64)
+        return tables.TRUTH.get(folded(str(value)), value) if known else None
 
     if values.dtype.kind in "mM":
         return np.full(len(values), np.nan)
     if values.dtype.kind not in "fiub":
-        values = values.map(lambda value: tables.TRUTH.get(folded(str(value)), value))
+        values = values.map(number)
     return pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
 
 
@@ -150,7 +158,7 @@ def _as_word(value: Any) -> str:
     """Return a value of a column of words, as words are compared."""
     import pandas as pd
 
-    return "" if pd.isna(value) else folded(str(value))
+    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else folded(str(value))
 
 
 class Vectors(NamedTuple):
@@ -323,7 +331,8 @@ def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:
     if array.ndim != 2 or array.dtype.kind not in "fiub" or 0 in array.shape:
         images = "write images by numpy.savez as train_images, train_labels, test_images and test_labels, uint8"
         raise UserError(f"{path}: {name} is {array.dtype} {list(array.shape)}, not rows of numbers [n, d]: {images}")
-    return mapped(array if array.dtype.kind in "fi" else array.astype(np.float64))
+    of_torch = array.dtype.kind in "fi" and array.dtype.isnative and array.dtype.itemsize <= 8
+    return mapped(array if of_torch else array.astype(np.float64))
 
 
 def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
@@ -337,6 +346,21 @@ def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
     if labels.dtype.kind not in ("iubUS" if labels.ndim == 1 else "iubf"):
         raise UserError(f"{path}: {name} is {labels.dtype} {list(labels.shape)}: labels are integers or texts [n]")
     return labels
+
+
+def _rounded(name: str, columns: Mapping[str, np.ndarray]) -> list[Finding]:
+    """Return a finding on the columns in which nine tenths or more of the different numbers, in some of the rows, are
+    equal in float32."""
+    equal = list[str]()
+    for column, numbers in columns.items():
+        some = numbers[np.abs(numbers) <= LARGEST][:: max(1, len(numbers) // BLOCK)]
+        # what differs by less than a trillionth is one number that was computed in several ways
+        different = len(np.unique((some / max(np.abs(some).max(initial=0), TINY)).round(12))) - 1
+        if different > 0 and len(np.unique(some.astype(np.float32))) - 1 <= OFTEN * different:
+            equal.append(column)
+    text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
+    remedy = "subtract a public number, or give bounds=; accepted, they stay so"
+    return [Finding("rounded", ERROR, f"{text}: {first_of(equal, 4)}", remedy)] if equal else []
 
 
 def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
@@ -364,6 +388,10 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
         scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts())
         return rows._replace(x=gathered(scaled, n), columns=columns, raw=0, as_read=as_read())
+    if rows.x.dtype in (torch.float64, torch.int64, torch.int32):
+        some = rows.x[:: max(1, n // BLOCK)].double().numpy()
+        about = _rounded(path.name, {str(i): some[:, i] for i in range(d)})
+        rows = rows._replace(findings=(*rows.findings, *about))
     if read.scale == Scale.private:
         x = gathered((part.float() for part in parts()), n)
         return rows._replace(x=x, columns=tuple(Field(str(i)) for i in range(d)), raw=d)
@@ -402,7 +430,8 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
             findings.append(Finding("missing", ERROR, f"{table.name}: {text}", remedy))
     else:
         columns, more = _columns_of(table, frame, unit, read, bounds)
-        findings += [*more, *suspicious(table.name, frame, columns, answers.y)]
+        numbers = {column.name: numbers_of(frame[column.name]) for column in columns if column.raw}
+        findings += [*more, *suspicious(table.name, frame, columns, answers.y), *_rounded(table.name, numbers)]
     findings += [
         Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
         for column in outside_of(frame, columns)
@@ -486,7 +515,7 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
         if set(names) != set(numbers):
             raise UserError(f"{name}: this model takes a table with the columns {first_of(names, 10)}: give one")
         given = pd.DataFrame(x, columns=numbers)
-    given = memory.named_columns(name, given)
+    given = memory.named_columns(name, given if columns else given.reset_index(drop=True))
     if not columns:
         return _known(name, _features_in(name, given))
     if absent := [column for column in names if column not in given]:
@@ -651,12 +680,22 @@ def codes_of_missing(numbers: np.ndarray) -> list[float]:
 def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
     """Return the findings on the columns of words of a table that is called `name`: those with few different values,
     and those with many, which may name people: a list of these would publish them."""
-    commas = [c for c in features if features[c].dropna().astype(str).str.fullmatch(DECIMAL).mean() > MOST]
-    others = [c for c in features if c not in commas and features[c].dtype.kind not in "mM"]  # dates
+    import pandas as pd
+
+    texts = {column: features[column].dropna().astype(str).str for column in features}
+    kinds = {column: pd.api.types.infer_dtype(features[column]) for column in features}
+    of_texts = [column for column in features if not re.match("date|time|period|complex", kinds[column])]
+    thousands = [column for column in of_texts if texts[column].fullmatch(THOUSANDS).mean() > MOST]
+    commas = [c for c in of_texts if c not in thousands and texts[c].fullmatch(DECIMAL).mean() > MOST]
+    others = [column for column in of_texts if column not in (*thousands, *commas)]
     different = {column: features[column].dropna().map(_as_word).nunique() for column in others}
     many = [column for column, count in different.items() if count > max(MANY, OFTEN * features[column].count())]
-    few = [column for column in features if column not in (*many, *commas)]
+    few = [column for column in features if column not in (*many, *commas, *thousands)]
     findings = list[Finding]()
+    if thousands:
+        text = f"{name}: columns have numbers with commas between thousands: {first_of(thousands, 4)}"
+        remedy = "write 1,234 as 1234, or as 1.234 if its comma is decimal; accepted, they are left out"
+        findings.append(Finding("words", ERROR, text, remedy))
     if commas:
         text = f"{name}: columns have numbers with decimal commas: {first_of(commas, 4)}"
         findings.append(Finding("words", ERROR, text, f"{POINTS}; accepted, they are left out"))
