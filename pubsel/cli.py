@@ -434,6 +434,8 @@ def _message(error: Exception) -> tuple[str, int]:
     if isinstance(error, OmegaConfBaseException) or type(error).__module__.startswith("hydra."):
         return compose.explained(error, "run"), 2
 
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        return "a path begins with ~ and the name of no user: give the whole path, from / on", 1
     if out_of_memory(error):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
 

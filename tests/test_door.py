@@ -361,6 +361,13 @@ def test_a_file_of_another_type_is_no_damaged_one(tmp_path, name, capsys):
     assert "delete" not in err
 
 
+def test_a_path_that_begins_with_a_tilde_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("~x.csv").write_text("a,label\n1,0\n")
+    assert main(["data", "check", "./~x.csv"]) == 1
+    assert "begins with ~ and the name of no user" in capsys.readouterr().err
+
+
 def test_a_path_without_its_dot_is_told_from_a_named_set(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "split")
