@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -348,12 +348,13 @@ def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
     return labels
 
 
-def _rounded(name: str, columns: Mapping[str, np.ndarray]) -> list[Finding]:
+def _rounded(name: str, columns: Iterable[tuple[str, np.ndarray]]) -> list[Finding]:
     """Return a finding on the columns in which nine tenths or more of the different numbers, in some of the rows, are
     equal in float32."""
     equal = list[str]()
-    for column, numbers in columns.items():
-        some = numbers[np.abs(numbers) <= LARGEST][:: max(1, len(numbers) // BLOCK)]
+    for column, numbers in columns:
+        some = numbers[:: max(1, len(numbers) // BLOCK)]
+        some = some[np.abs(some) <= LARGEST]
         # what differs by less than a trillionth is one number that was computed in several ways
         different = len(np.unique((some / max(np.abs(some).max(initial=0), TINY)).round(12))) - 1
         if different > 0 and len(np.unique(some.astype(np.float32))) - 1 <= OFTEN * different:
@@ -390,7 +391,7 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
         return rows._replace(x=gathered(scaled, n), columns=columns, raw=0, as_read=as_read())
     if rows.x.dtype in (torch.float64, torch.int64, torch.int32):
         some = rows.x[:: max(1, n // BLOCK)].double().numpy()
-        about = _rounded(path.name, {str(i): some[:, i] for i in range(d)})
+        about = _rounded(path.name, zip(map(str, range(d)), some.T, strict=True))
         rows = rows._replace(findings=(*rows.findings, *about))
     if read.scale == Scale.private:
         x = gathered((part.float() for part in parts()), n)
@@ -430,8 +431,8 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
             findings.append(Finding("missing", ERROR, f"{table.name}: {text}", remedy))
     else:
         columns, more = _columns_of(table, frame, unit, read, bounds)
-        numbers = {column.name: numbers_of(frame[column.name]) for column in columns if column.raw}
-        findings += [*more, *suspicious(table.name, frame, columns, answers.y), *_rounded(table.name, numbers)]
+        unbounded = ((column.name, numbers_of(frame[column.name])) for column in columns if column.raw)
+        findings += [*more, *suspicious(table.name, frame, columns, answers.y), *_rounded(table.name, unbounded)]
     findings += [
         Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
         for column in outside_of(frame, columns)
