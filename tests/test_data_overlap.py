@@ -179,6 +179,40 @@ def test_rows_that_are_equal_by_chance_stay(tmp_path, kind):
     assert [finding.severity for finding in task.findings if finding.name == "public_too"] == ["warning"]
 
 
+def of_people(folder, kind, people, first):
+    """Examples of people, each unlike all others: the path of a set of them. first: the number of the first example."""
+    numbers = first + np.arange(len(people))
+    answers = {"label": numbers % 2, "patient": people}
+    if kind in ("npz", "arrays"):
+        x = numbers[:, None] + np.zeros(3) if kind == "npz" else pixels(len(people), 8, 8, seed=first)
+        np.savez(folder / f"{first}.npz", **({"y": answers.pop("label")} if first == 0 else {}), x=x, patient=people)
+        return folder / f"{first}.npz"
+    examples = {"text": [f"{number} words" for number in numbers]} if kind == "texts" else {"a": numbers, "b": 1.5}
+    if kind == "images":
+        examples = {"path": [f"{number}.png" for number in numbers]}
+        for path, image in zip(examples["path"], pixels(len(people), 8, 8, seed=first), strict=True):
+            Image.fromarray(image).save(folder / path)
+    pd.DataFrame(examples | answers).to_csv(folder / f"{first}.csv", index=False)
+    return folder / f"{first}.csv"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["rows", "texts", "images", "npz", "arrays"])
+@pytest.mark.parametrize("take", [Take.test, Take.train])
+def test_people_who_are_public_too_leave_with_all_their_examples(tmp_path, kind, take):
+    """Though no example of theirs is public: with a column, or an array, of the same name."""
+    private = of_people(tmp_path, kind, np.array([f"P{i // 3}" for i in range(300)]), 0)
+    public = of_people(tmp_path, kind, np.array([f"p{90 + i // 4} " for i in range(400)]), 1000)
+    how = {"m": 400} if take == Take.test else {"shots": 400, "take": take}
+    how["unit"] = "patient"
+    task = load(pair(private, public, **how), "", False)
+    of_both = 100 - (len(task.private.y) + len(task.test.y)) // 3
+    assert of_both == 10 if take == Take.test else 0 < of_both < 10
+    (finding,) = [finding for finding in task.findings if finding.name == "public_too"]
+    assert f"{3 * of_both} {'images' if kind == 'arrays' else 'rows' if kind == 'npz' else kind} of" in finding.text
+    not_loaded(pair(private, public, **how, **refuse), "", "of people with public ones")
+
+
 @pytest.mark.parametrize("take", [Take.test, Take.train])
 def test_equal_rows_of_the_private_set_as_its_own_public_data_stay(tmp_path, take):
     private = table(tmp_path / "private.csv", "rows", [i % 4 for i in range(100)])

@@ -41,7 +41,7 @@ from pubsel.data.examples import (
     without_copies,
 )
 from pubsel.data.findings import ERROR, Finding, first_of, settle
-from pubsel.data.images import DIM, nearly_black
+from pubsel.data.images import DIM, is_dicom, nearly_black
 from pubsel.data.opened import Opened, Source
 from pubsel.data.overlap import Digests, among, file_state, joined, rows
 from pubsel.data.splits import (
@@ -187,11 +187,13 @@ class Reader(NamedTuple):
         if self.opened is not None and self.opened.name == name:
             return self.opened
         rules = of_public_data(self.rules, name) if self.public else self.rules
+        unit = _unit_of_public(name, self.unit) if self.public else self.unit
         source = open_dataset(
-            name, self.data_root, self.download, self.unit, self.keep, rules, self.columns, not self.public
+            name, self.data_root, self.download, unit, self.keep, rules, self.columns, not self.public
         )
         # nobody in public data is protected
-        settle([f for f in source.findings if not (self.public and f.name == "ids")], self.rules.accept or [])
+        about = [f for f in source.findings if not (self.public and f.name in ("ids", "nobody", "spellings", "large"))]
+        settle(about, self.rules.accept or [])
         # no backbone would scale the images again, so their size is a decision
         sizes = next((finding for finding in source.findings if finding.name == "no_size"), None)
         if self.pixels and sizes is not None:
@@ -282,7 +284,7 @@ def _with_public(
     if public is None:
         return table, None, [*findings], notes
 
-    table, shared = apart(table, public.digests, how, " + ".join(sets))
+    table, shared = apart(table, public.digests, how, " + ".join(sets), public.people)
     return table, public, [*findings, *shared], notes
 
 
@@ -312,7 +314,8 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     if not published and leave:
         opened = opened.in_order(in_hash_order(_table(opened, published).unit[len(opened.used.train.y) :], "public"))
     shape, columns = _image_shape(opened.images), opened.images.columns
-    read = read._replace(like=shape, opened=opened, rules=pair.read, public=True, columns=columns, few=True)
+    unit = None if published else pair.unit  # a published set numbers its people
+    read = read._replace(like=shape, opened=opened, unit=unit, rules=pair.read, public=True, columns=columns, few=True)
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
@@ -377,6 +380,21 @@ def of_public_data(read: Read, name: str) -> Read:
     rules.split = read.split if read.split in columns else None
     rules.text = read.text if read.text in columns else None
     return rules
+
+
+def _unit_of_public(name: str, unit: str | None) -> str | None:
+    """Return the unit by which a public set of a user's names its people: the private one, if the set has that column,
+    array or tag."""
+    path = Path(name).expanduser()
+    if unit is None or not is_path(name):
+        return None
+    if tables.is_table(path):
+        return unit if unit in tables.names_of(path) else None
+    if path.suffix.lower() == ".npz":
+        arrays = {unit, *(array for part in prepared.PARTS for array in (f"{part}_{unit}", f"{unit}_{part}"))}
+        return unit if arrays & {*prepared.names_in(path)} else None
+    images = folders.all_images(path) if path.is_dir() and unit != "folder" else []
+    return unit if images and all(map(is_dicom, images)) else None
 
 
 def check_read(name: str, read: Read) -> None:
@@ -523,11 +541,12 @@ def _from_training(
     chosen = read.as_used(other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool)))
     notes: tuple[str, ...] = () if same else chosen.used.notes + _may_share(name, pair.private, data_root)
     findings: tuple[Finding, ...] = ()
-    digests = chosen.digests(_shape(opened))[0]
+    digests, whose = chosen.digests(_shape(opened))[0], chosen.images.groups
+    people = np.empty(0, dtype=np.int64) if same or whose is None else whose[0].numpy()
     if same:
         table, findings = take_public(table, np.concatenate([drawn_rows, table.has(Role.public)[table.test]]), how)
     else:
-        table, findings = apart(table, digests, how, name)
+        table, findings = apart(table, digests, how, name, people)
         if how == Overlap.refuse:
             kept = rows(table.content, table.has(Role.private) | table.test)
             notes += _noted(chosen, 0, among(digests, kept), f"the private data {pair.private}", how)
@@ -539,7 +558,7 @@ def _from_training(
         if fewer := labels[counts < pair.shots].tolist():
             notes += (f"pair.shots={pair.shots}: all examples of smaller classes are public: {first_of(fewer)}",)
     x, changed = _like(name, chosen.used.train.x, source.train, pair.convert)
-    public = _Public(Split(x, chosen.used.train.y), 0, (), (), digests)
+    public = _Public(Split(x, chosen.used.train.y), 0, (), (), digests, people)
     return table, public, [*findings], (*notes, *changed)
 
 
@@ -905,6 +924,7 @@ class _Public(NamedTuple):
     notes: tuple[str, ...]
     each: tuple[int, ...]  # how many are of each set
     digests: Digests
+    people: np.ndarray  # int64, of these examples, if their sets tell
 
 
 def _combined(names: list[str], m: int | None, key: str, target: Target, read: Reader) -> _Public:
@@ -915,6 +935,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
     seen, of_all = list[tuple[str, tuple[Digests, ...]]](), list[Digests]()
+    people = [np.empty(0, dtype=np.int64)]
 
     # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
@@ -946,6 +967,8 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
             notes += _noted(chosen, 1, among(digests, *others), what, how, published)
         # equal rows of one set are of different people, as its private ones are
         of_all.append(rows(digests, slice(0)) if same and kind != "images" else digests)
+        if chosen.images.groups is not None and not same:
+            people.append(chosen.images.groups[1].numpy())
         if not pool:  # an image that two sets of a pool have is in it twice
             seen.append((f"the public set {name}", (digests,)))
 
@@ -957,7 +980,8 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         taken += share if same else 0
 
     dealt = [parts[place] for place in range(len(names))]
-    result = _Public(dealt[0], taken, notes, tuple(len(part.y) for part in dealt), joined(of_all))
+    each = tuple(len(part.y) for part in dealt)
+    result = _Public(dealt[0], taken, notes, each, joined(of_all), np.concatenate(people))
     if len(dealt) == 1:
         return result
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)

@@ -270,31 +270,48 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
     )
 
 
-def apart(table: Examples, public: Digests, how: Overlap, name: str) -> tuple[Examples, tuple[Finding, ...]]:
-    """Return the table with no example that is public too, and findings: how=leave: such examples leave the private
-    data and the test set. Public data decide this example by example, so nobody moves anybody else. name: of these.
+def apart(
+    table: Examples, public: Digests, how: Overlap, name: str, people: Ints
+) -> tuple[Examples, tuple[Finding, ...]]:
+    """Return the table with no example that is public too, or is of a person with public examples, and findings:
+    how=leave: such examples leave the private data and the test set. Public data decide this example by example, so
+    nobody moves anybody else. name: of these; people: of these.
 
     Equal images are one image. Rows and texts may be equal by chance, and public data alone tell where that is common:
     if more than a share REPEATED of the public ones equal another public one, none leaves, and it is an error if more
     than that share equal private ones. Otherwise two rows that are drawn alike are equal with probability REPEATED / m
     or so, for m public ones, so that by chance about that share of the private ones leaves at most."""
     stays = table.has(Role.private) | table.has(Role.test)
+    theirs = stays & np.isin(table.unit, people)
+    findings = list[Finding]()
+    if theirs.any():
+        text = f"{int(theirs.sum())} {table.kind} of {table.name} are of people with public ones in {name}"
+        if how != Overlap.leave:
+            raise UsageError(f"{text}: set overlap=leave, and they leave the private data")
+        findings.append(
+            Finding(
+                "public_too",
+                WARNING,
+                f"{text}, and are left out",
+                "if others have equal names there, rename that column",
+            )
+        )
+        table, stays = table.move(theirs, Role.left_out), stays & ~theirs
     twice = stays.copy()
     twice[stays] = among(rows(table.content, stays), public)
     if how != Overlap.leave or not twice.any():
-        return table, ()
+        return table, tuple(findings)
     n = len(public.own)
     if table.kind != "images" and len(np.unique(public.own)) < (1 - REPEATED) * n:
         equal = int(among(public, rows(table.content, stays)).sum())
         text = f"{name}: {equal} of {n} public {table.kind} equal private ones of {table.name}"
         severity = ERROR if equal > REPEATED * n else WARNING
-        return table, (
-            Finding("public_too", severity, text, "give other public data, unless they are of other people"),
-        )
+        remedy = "give other public data, unless they are of other people"
+        return table, (*findings, Finding("public_too", severity, text, remedy))
     of_test = int((twice & table.test).sum())
     counts = f"{int(twice.sum()) - of_test} training and {of_test} test {table.kind}"
     text = f"{table.name}: {counts} that are public too are left out"
-    return table.move(twice, Role.left_out), (Finding("public_too", WARNING, text),)
+    return table.move(twice, Role.left_out), (*findings, Finding("public_too", WARNING, text))
 
 
 def as_classes(table: Examples, classes: int, names: Sequence[str]) -> tuple[Finding, ...]:

@@ -145,7 +145,8 @@ def _first(source: Source, m: int) -> Source:
         first = cat(first, Split(source.train.x[:rest], source.train.y[:rest]))
 
     # The kept folder has the digests of all examples, not of these, so it is not passed on.
-    source = source._replace(groups=None, texts=None)
+    whose = source.groups and (source.groups[0][:0], torch.cat([source.groups[1][:m], source.groups[0][:rest]]))
+    source = source._replace(groups=whose, texts=None)
     empty = Split(source.train.x[:0], source.train.y[:0])
     if source.files is None:
         return source._replace(train=empty, test=first, kept=None)

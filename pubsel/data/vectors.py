@@ -27,7 +27,7 @@ from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
 from pubsel.data.identifiers import COUNTERS, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
 from pubsel.data.overlap import Digest, digests, remember
-from pubsel.data.prepared import arrays_of, classes_of, names_in, people_in, shape_in, unread_arrays
+from pubsel.data.prepared import PARTS, arrays_of, classes_of, names_in, people_in, shape_in, unread_arrays
 from pubsel.data.splits import Split
 from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
 from pubsel.messages import UsageError, UserError, say
@@ -280,8 +280,13 @@ def _of_npz(path: Path, unit: str | None) -> Vectors:
     parts = _parts_in(names_in(path))
     _check_one_each(path, parts)
     if not parts:
-        arrays = arrays_of(path, row_arrays(path))
-        return _unlabelled(path.name, torch.cat([_numbers(path, *array) for array in arrays.items()]), "y")
+        x = [_numbers(path, *array) for array in arrays_of(path, row_arrays(path)).items()]
+        rows = _unlabelled(path.name, torch.cat(x), "y")
+        if unit is None:
+            return rows
+        words = [{*name.lower().split("_")} for name in row_arrays(path)]
+        of = [next((part for part, names in PARTS.items() if word & {*names}), "") for word in words]
+        return rows._replace(people=people_of(path.name, people_in(path, unit, of, [*map(len, x)]))[0])
     x_names, y_names = zip(*parts.values(), strict=True)
     arrays = arrays_of(path, [*x_names, *y_names])
     x = [_numbers(path, name, arrays[name]) for name in x_names]
