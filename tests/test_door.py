@@ -22,7 +22,7 @@ from sklearn.datasets import load_digits
 from pubsel import rank
 from pubsel.cli import main
 from pubsel.commands.predict import batches
-from pubsel.data import examples, findings, load, open_dataset
+from pubsel.data import examples, findings, load, open_dataset, tables
 from pubsel.data.given import Takes, as_input, at_path, given
 from pubsel.data.texts import TextInput
 from pubsel.data.vectors import Field
@@ -859,11 +859,21 @@ def test_measurements_are_no_classes(tmp_path):
         ("path,label\n0.png,1,2\n", "line 2 has more values than the head has names: quote values with ','"),
         ("path,label,label\n0.png,1,2\n", "two columns are called label: rename one"),
         ("path,label\n0.png,caf\xe9\n", "not in UTF-8: convert it, such as by iconv"),
+        ("0.png,1\n1.png,0\n", "its first line has values, and no names: write a first line with a name by column$"),
+        ("0,0,5.1,M\n0,1,4.9,B\n", "has values, and no names"),
+        ("17;1,5;M\n16;1,4;B\n", "has values, and no names"),
+        ("-1.5\t2e-3\n1.5\t0\n", "has values, and no names"),
     ],
 )
 def test_a_table_that_is_not_well_formed_is_one_line(tmp_path, text, message):
     (tmp_path / "a.csv").write_bytes(text.encode("latin-1"))
     refused(message, tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("head", ["0,1,2,3,4", "1,2,3,4,5", "1e3,900.5,800,700,1", ",0,1,2,3", "age,sex,3,1"])
+def test_numbers_in_order_may_be_names_of_columns(tmp_path, head):
+    (tmp_path / "a.csv").write_text(f"{head},label\n" + "1," * head.count(",") + "1,x\n")
+    assert tables.names_of(tmp_path / "a.csv") == [*head.split(","), "label"]
 
 
 ROWS_IN = "a quoted value has a line break followed by as many '{}' as a row has: remove the stray quote"

@@ -32,6 +32,8 @@ SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that 
 HEAD_LINES = 1000  # lines of a table, by most of which its separators have a blank after them
 LINE_BREAK = re.compile("\r\n?|\n")
 EXTRA = "\0"  # the key of values without a column
+NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)  # as the name of a column
+ORDERED = 5  # numbers that are in order by no chance, as wavelengths in the head of a table are
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
 FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
@@ -533,6 +535,11 @@ def rows_of(
         raise UserError(f"{table}: no such file") from None
     except (OSError, csv.Error) as error:
         raise unreadable(table, error, "not a readable CSV") from None
+    numbers = [float(name.replace(",", ".")) for name in have if NUMBER.fullmatch(name.strip())]
+    counted = len(numbers) != 1 and sorted(numbers) in ([*range(len(numbers))], [*range(1, len(numbers) + 1)])
+    in_order = len(numbers) >= ORDERED and bool((np.diff(numbers) > 0).all() or (np.diff(numbers) < 0).all())
+    if 2 * len(numbers) >= len(have) and not counted and not in_order:
+        raise UserError(f"{table}: its first line has values, and no names: write a first line with a name by column")
     if twice := [column for column, count in Counter(have).items() if column and count > 1]:
         raise UserError(f"{table}: two columns are called {twice[0]}: rename one")
     more = next((row for row in rows if "".join(row.pop(EXTRA, ())).strip()), None)
