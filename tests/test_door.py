@@ -185,8 +185,8 @@ def test_a_column_for_each_label_gives_several_labels_if_its_owner_says_so(tmp_p
 def test_an_empty_cell_of_a_label_is_not_known(tmp_path):
     path = table(tmp_path / "t", lambda i: ("1,,0", "0,1,", "na,0,?", ",,")[i % 4], "path,A,B,C", n=200)
     task = task_of(path, label=["A", "B", "C"])
-    assert "100 of 300 labels are not known, and count neither as 0 nor as 1" in named(task)["not_known"].text
-    assert set(map(tuple, task.private.y.nan_to_num(-1).tolist())) == {(1, -1), (0, 1), (-1, 0)}  # nobody has C
+    assert "200 of 450 labels are not known, and count neither as 0 nor as 1" in named(task)["not_known"].text
+    assert set(map(tuple, task.private.y.nan_to_num(-1).tolist())) == {(1, -1, 0), (0, 1, -1), (-1, 0, -1)}
     assert "50 of 200 rows have no label (nothing) and are left out" in named(task)["unlabelled"].text
 
     # of rows with one label each, which would otherwise be classes

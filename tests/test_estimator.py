@@ -402,6 +402,12 @@ def test_several_labels_an_example():
     assert (release.predict(X) == several).mean() > 0.8
 
 
+def test_labels_of_arrays_keep_their_order_though_nobody_has_one():
+    y = np.zeros((len(X), 12), int)
+    y[:, 11], y[:, 2], y[:, 5] = X[:, 0] > 14, X[:, 0] <= 14, 1
+    assert (pubsel.fit(X, y, epsilon=8).predict(X) == y).mean(0).min() > 0.8
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_images_without_a_label_are_left_out_with_their_labels(several):
     y = np.stack([DIGIT > 4, DIGIT % 2], 1) if several else DIGIT[:, None]

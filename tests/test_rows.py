@@ -919,6 +919,17 @@ def test_labels_by_columns_are_several_whatever_the_rows_have(tmp_path):
         assert rows.y[:2].tolist() == [[float(first), 1.0], [1.0, 0.0]]
 
 
+def test_the_labels_are_the_columns_that_are_named_though_no_row_has_one(tmp_path):
+    """The only row with a label does not decide how many labels a model has."""
+    frame = people(40).drop(columns="label").assign(fever=0, cough=[0, 1] * 20, unknown=[0, 0, 0, 1] * 10)
+    for first in (0, 1):
+        frame.loc[0, "fever"] = first
+        path = tmp_path / table(tmp_path / "t.csv", frame)
+        rows = vectors.read_rows(path, None, Read(label=["fever", "cough", "unknown"]))
+        assert rows.names == ("cough", "fever", "unknown")
+        assert rows.y[[0, 1, 3]].tolist() == [[0, first, 0], [1, 0, 0], [1, 0, 1]]
+
+
 def test_bounds_come_before_rounding_and_infinite_numbers_are_missing(tmp_path):
     x = np.stack([5.8e6 + np.arange(40) / 100, np.r_[np.inf, -np.inf, np.zeros(38)]], axis=1)
     np.savez(tmp_path / "t.npz", x=x, y=np.arange(40) % 2)

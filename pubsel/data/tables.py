@@ -138,7 +138,8 @@ def _answers(
 ) -> tuple[Rows, Answers]:
     """Return the rows that have a label, and the answers in them. several: columns of which each is a label."""
     rows, about_both = _one_or_several(table, rows, label, bool(several))
-    words, about_words = label_words(table, rows, label, read.labels)
+    explicit = isinstance(read.label, list)
+    words, about_words = label_words(table, rows, label, read.labels, several if explicit else ())
     rows, about_labels = _labelled(table, rows, label, words)
     test = _sides(table, rows, side)
     people, about_people = None, tuple[Finding, ...]()
@@ -147,7 +148,7 @@ def _answers(
     which = Finding("label_column", NOTE, f"{table.name}: labels by the column {label}")
     known = () if label in (JOINED, memory.LABEL) else (which,)
     findings = (*known, *about_both, *about_words, *about_labels, *about_people)
-    y = _classes(rows, label, words, several, isinstance(read.label, list))
+    y = _classes(rows, label, words, several, explicit)
     return rows, Answers(y, test, tuple(words.names), people, findings)
 
 
@@ -482,12 +483,15 @@ def _one_or_several(table: Path, rows: Rows, label: str, explicit: bool) -> tupl
     return kept, (Finding("conflict", ERROR, text, remedy),)
 
 
-def label_words(table: Path, rows: Sequence[Mapping[str, str]], label: str, fold: Fold) -> tuple[Words, list[Finding]]:
-    """Return the labels of a table, in the order in which they are numbered, and findings."""
+def label_words(
+    table: Path, rows: Sequence[Mapping[str, str]], label: str, fold: Fold, columns: Sequence[str] = ()
+) -> tuple[Words, list[Finding]]:
+    """Return the labels of a table, in the order in which they are numbered, and findings. columns: the names of all,
+    so that no row decides which there are; empty: those that occur."""
     spelt = dict[str, list[str]]()
-    for word in sorted({part for row in rows for part in row[label].split(BETWEEN)}):
+    for word in sorted(columns or {part for row in rows for part in row[label].split(BETWEEN)}):
         spelt.setdefault(folded(word), []).append(word)
-    for word in NO_LABEL:
+    for word in () if columns else NO_LABEL:
         spelt.pop(word, None)
 
     # -1 says that no label is known where the others count from 0, but not in a pair of -1 and 1
