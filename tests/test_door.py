@@ -132,7 +132,7 @@ def test_a_label_that_is_written_in_two_ways_is_one_or_an_error(tmp_path, ways):
     assert task_of(path, accept=["labels"]).classes == 3
 
 
-@pytest.mark.parametrize("none", ["nan", "", "NaN", "-1", "None"])
+@pytest.mark.parametrize("none", ["nan", "", "NaN", "-1", "None", "-9", "-99.0", "-999", ".", "--", r"\N", "Unlabeled"])
 def test_examples_without_a_label_are_left_out(tmp_path, none):
     path = table(tmp_path / "t", lambda i: none if i % 10 == 0 else Y[i] % 3)
     task = task_of(path)
@@ -144,6 +144,15 @@ def test_examples_without_a_label_are_left_out(tmp_path, none):
 def test_minus_one_may_be_a_class(tmp_path):
     assert task_of(table(tmp_path / "t", lambda i: (-1, 1)[i % 2])).names == ("-1", "1")
     refused(r"labels -1, 0 and 1: -1 may be a class", table(tmp_path / "u", lambda i: i % 3 - 1))
+
+
+def test_codes_of_no_label_may_be_classes(tmp_path):
+    refused(
+        r"34 of 100 rows have no label \(-9\).*if that is a class", table(tmp_path / "t", lambda i: (-9, 0, 1)[i % 3])
+    )
+    assert task_of(table(tmp_path / "u", lambda i: (-9, -2, 1)[i % 3])).names == ("-2", "-9", "1")
+    path = table(tmp_path / "v", lambda i: ("unknown", "mild", "severe")[i % 3])
+    refused(r"34 of 100 rows have no label \(unknown\).*if that is a class", path)
 
 
 def test_several_labels_of_an_image_are_several_labels(tmp_path):

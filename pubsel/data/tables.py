@@ -51,8 +51,9 @@ SPLITS = ("split", "set", "subset", "partition")
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
 SPLIT_WORDS = {*TRAIN, *LIKE_TEST}  # words in columns that may be the split
 MOST_SIDES = 6  # different values of such a column
-NO_LABEL = {*BLANK_WORDS, "?", "-"}  # folded
-UNLABELLED = {*NO_LABEL, "-1"}  # in a column for each label
+NO_LABEL = {*BLANK_WORDS, "?", "-", "--", ".", r"\n", "unlabeled", "unlabelled", "unknown"}  # folded
+CODES = {"-9", "-99", "-999", "-9999"}  # of no label, next to labels that are not below -1
+UNLABELLED = {*NO_LABEL, *CODES, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 BINARY = {"0", "1"}  # folded, in a column for each label
 TRUTH = {"true": "1", "false": "0"}  # folded
@@ -493,6 +494,10 @@ def label_words(
         spelt.setdefault(folded(word), []).append(word)
     for word in () if columns else NO_LABEL:
         spelt.pop(word, None)
+
+    rest = spelt.keys() - CODES
+    if len(rest) > 1 and not any(re.fullmatch(r"-\d+", word) for word in rest - {"-1"}):
+        spelt = {word: spelt[word] for word in spelt if word in rest}
 
     # -1 says that no label is known where the others count from 0, but not in a pair of -1 and 1
     findings = list[Finding]()
