@@ -642,6 +642,38 @@ def test_equal_rows_are_no_copies(tmp_path):
     assert task.findings == ()
 
 
+@pytest.mark.parametrize("kind", ["table", "arrays", "texts"])
+def test_rows_that_are_repeated_are_warned_of_and_those_of_few_values_are_not(tmp_path, kind):
+    draw, frame = np.random.RandomState(0), people(200)
+    words = draw.randint(100, 1000, (200, 20)).astype(str)
+    known = pd.DataFrame({"text": map(" ".join, words)}) if kind == "texts" else frame.drop(columns="label")
+    few = pd.DataFrame({f"c{i}": draw.randint(0, 4, 800) for i in range(4)})
+    if kind == "texts":
+        few = pd.DataFrame({"text": [f"town {i % 80}" for i in range(800)]})
+
+    def warned(frame, unit=None):
+        path = tmp_path / ("t.npz" if kind == "arrays" else "t.csv")
+        if kind == "arrays":
+            np.savez(
+                path,
+                x=frame.drop(columns=["label", "who"]).to_numpy(float),
+                y=frame["label"].factorize()[0],
+                who=frame["who"],
+            )
+        else:
+            frame.drop(columns=[] if unit else "who").to_csv(path, index=False)
+        task = load(Pair(str(path), None, 1, unit=unit), "", False)
+        return [(f.severity, f.text.partition(": ")[2]) for f in task.findings if f.name == "copies"]
+
+    known = known.assign(label=frame["label"], who=np.arange(200))
+    (found,) = warned(pd.concat([known] * 4))
+    assert found[0] == "warning"
+    assert found[1].startswith(f"800 {'texts' if kind == 'texts' else 'rows'} are 200 different ones: each copy counts")
+    assert warned(pd.concat([known] * 4), "who") == []
+    assert warned(pd.concat([known, known[:60]])) == []
+    assert warned(few.assign(label=["yes", "no"] * 400, who=np.arange(800))) == []
+
+
 # From a table to a release
 
 

@@ -319,7 +319,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
     table = _table(opened, published)
-    table, copies = without_copies(table)
+    table, copies = without_copies(table, opened.images[:2])
     table, apart_findings = one_side(table, how)
     findings = [*opened.images.findings, *copies, *apart_findings]
 
@@ -430,7 +430,7 @@ def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tup
     """Return the training examples of a private set, each different one of a user's once, findings, and
     `Task.original`."""
     whole = _table(opened, not is_path(opened.name))
-    table, findings = without_copies(whole)
+    table, findings = without_copies(whole, opened.images[:2])
     settle(findings, accept)
     private = side(opened.used.train, table.has(Role.private)[~table.test])[0]
     return private, findings, _original(opened, whole)
@@ -450,7 +450,7 @@ def checked(
     data."""
     check_read(name, read)
     source = open_dataset(name, data_root, False, unit, keep, read)
-    table, copies = without_copies(_table(Opened(name, source, source), not is_path(name)))
+    table, copies = without_copies(_table(Opened(name, source, source), not is_path(name)), source[:2])
     table, sides = one_side(table, Overlap.leave)
     about = [finding for finding in source.findings if finding.name != "one"]
     findings = (*about, *copies, *sides, *as_classes(table, source.classes, source.names), *_lacking(name, source))

@@ -15,10 +15,11 @@ called.
 """
 
 import hashlib
+import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -48,6 +49,9 @@ NAMED = 5  # classes that a finding names
 MANY = 20  # classes that are never too many
 LARGE = 0.1  # share of all examples above which one person is doubtful
 REPEATED = 0.1  # share of public rows that equal another one, above which rows may be equal by chance
+COLUMNS = 64  # of rows, by which chance is estimated
+RARE = 0.01  # rows that equal another one by chance
+WORDY = 50  # different triples of characters in a text, as of ten words
 USUAL = 3  # times the mean number of examples of a person, below which nobody is
 
 
@@ -205,14 +209,15 @@ def in_hash_order(unit: Ints, purpose: str, seed: int = 0) -> Ints:
 # Rules
 
 
-def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
-    """Return the table of a user's own set with each different image once for each unit, and findings.
+def without_copies(table: Examples, parts: Sequence[Split] = ()) -> tuple[Examples, tuple[Finding, ...]]:
+    """Return the table of a user's own set with each different image once for each unit, and findings. parts: the
+    rows of both, if they are no images, for a finding alone.
 
     Images with equal content and equal label are one example of their unit, whichever copy stays. An image that a unit
     has with several labels is left out: nobody can say which one is right, and the decision is by its own unit alone.
     """
     if table.published or table.kind != "images":
-        return table, ()
+        return table, () if table.published or table.people or not parts else tuple(_repeated(table, parts))
 
     import pandas as pd
 
@@ -234,6 +239,28 @@ def without_copies(table: Examples) -> tuple[Examples, tuple[Finding, ...]]:
         text += f", the first {table.first(several)}"
         findings.append(Finding("conflict", ERROR, text, "give each one label, or leave them out"))
     return table.move(several, Role.left_out), tuple(findings)
+
+
+def _repeated(table: Examples, parts: Sequence[Split]) -> Iterator[Finding]:
+    """Yield the finding on rows or texts most of which equal another with their label. It may be by chance if texts are
+    short, or if rows with these values in each column would often be equal were the columns independent."""
+    import pandas as pd
+
+    real = ~(table.test & table.untested)
+    frame = pd.DataFrame({"content": table.content.own, "label": _label_numbers(table.y)})[real]
+    n, different = len(frame), len(frame.drop_duplicates())
+    if 2 * frame.duplicated(keep=False).sum() <= n or different <= MANY:
+        return
+    if table.kind == "texts":
+        by_chance = float(torch.cat([part.x.count_nonzero(1) for part in parts]).median()) < WORDY
+    else:
+        some = torch.cat([part.x[:, :: max(1, part.x.shape[1] // COLUMNS)] for part in parts])[torch.from_numpy(real)]
+        shares = (column.unique(return_counts=True)[1] / n for column in some.nan_to_num().T)
+        by_chance = n * math.prod(float((share**2).sum()) for share in shares) > RARE
+    if not by_chance:
+        text = f"{table.name}: {n} {table.kind} are {different} different ones: each copy counts as another example"
+        text += ", so that an original with its copies is protected less than stated"
+        yield Finding("copies", WARNING, text, "remove the copies, or set unit=COLUMN")
 
 
 def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ...]]:
