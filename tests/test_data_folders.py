@@ -74,6 +74,26 @@ def test_a_class_may_be_called_train_or_test(tmp_path):
     assert layout(tmp_path).classes == ["car", "plane", "test", "train"]
 
 
+@pytest.mark.parametrize("suffix", ["png", "txt"])
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["train/pos", "train/neg", "train/unsup", "test/pos", "test/neg"], "unsup is read as a class"),
+        (["cat", "dog", "Unlabeled"], "Unlabeled is read as a class"),
+        (["test", "val"], "test and val are read as classes, and have the names of parts"),
+    ],
+)
+def test_folders_that_are_no_classes_are_an_error(tmp_path, names, why, suffix):
+    for name in names:
+        images(tmp_path / name, 4)
+        for file in (tmp_path / name).iterdir() if suffix == "txt" else ():
+            file.with_suffix(".txt").write_text(f"{name} {file.name}")
+            file.unlink()
+    (finding,) = [finding for finding in open_dataset(str(tmp_path), "", False).findings if finding.name == "labels"]
+    assert finding.severity == "error"
+    assert why in finding.text
+
+
 def test_parts_without_classes_are_public_data(tmp_path):
     images(tmp_path / "train", 5)
     images(tmp_path / "val", 3)

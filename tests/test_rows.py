@@ -951,6 +951,16 @@ def test_labels_by_columns_are_several_whatever_the_rows_have(tmp_path):
         assert rows.y[:2].tolist() == [[float(first), 1.0], [1.0, 0.0]]
 
 
+def test_an_empty_list_of_labels_is_none_of_them(tmp_path):
+    pytest.importorskip("pyarrow")
+    of_each = [[], ["fever"], ["cough", "fever"], None, ["cough"]]
+    people(40).assign(label=of_each * 8).to_parquet(tmp_path / "t.parquet")
+    rows = vectors.read_rows(tmp_path / "t.parquet", None, Read())
+    assert (rows.names, len(rows.y)) == (("cough", "fever"), 32)
+    assert rows.y[:4].tolist() == [[0, 0], [0, 1], [1, 1], [1, 0]]
+    assert "8 of 40 rows have no label" in next(f.text for f in rows.findings if f.name == "unlabelled")
+
+
 def test_the_labels_are_the_columns_that_are_named_though_no_row_has_one(tmp_path):
     """The only row with a label does not decide how many labels a model has."""
     frame = people(40).drop(columns="label").assign(fever=0, cough=[0, 1] * 20, unknown=[0, 0, 0, 1] * 10)

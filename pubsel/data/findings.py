@@ -23,7 +23,8 @@ NAMES = {
     "nobody": "examples whose person is not named: nan, unknown, - or nothing",
     "spellings": "people who are written in several ways, such as `P7` and `p7 `: each is one person",
     "large": "one person with more than a tenth of all examples",
-    "labels": "labels that differ in case, blanks or zeros only (labels=fold makes them one); `A;B` for `A|B`",
+    "labels": "labels that differ in case, blanks or zeros only (labels=fold makes them one); `A;B` for `A|B`; "
+    "class folders called unsup or unlabeled, or as parts",
     "unlabelled": "examples whose label is not known (nothing, nan, -1), which are left out",
     "not_known": "labels, of several of an example, that are not known (nothing, nan), or neither 0 nor 1 (-1)",
     "conflict": "one image with several labels, or classes, which is left out",

@@ -35,6 +35,7 @@ EXTRA = "\0"  # the key of values without a column
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)  # as the name of a column
 ORDERED = 5  # numbers that are in order by no chance, as wavelengths in the head of a table are
 PARTS = (*TRAIN, *TEST, *VALIDATION)
+NO_CLASSES = {"unsup", "unsupervised", "unlabeled", "unlabelled"}
 LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
 FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
 
@@ -268,7 +269,13 @@ def _moved(train: Path, deeper: Sequence[Path]) -> str:
 
 
 def same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the finding on class folders whose names differ in case or blanks alone."""
+    """Return the finding on class folders whose names are no classes, or differ in case or blanks alone."""
+    if unlabelled := [name for name in classes if folded(name) in NO_CLASSES]:
+        text = f"{folder.name}: {unlabelled[0]} is read as a class, and has a name as of examples without labels"
+        return (Finding("labels", ERROR, text, "move it elsewhere; it may be public data"),)
+    if len(classes) > 1 and {name.lower() for name in classes} <= {*PARTS}:
+        text = f"{folder.name}: {' and '.join(classes)} are read as classes, and have the names of parts"
+        return (Finding("labels", ERROR, text, "make them train/<class>/* and test/<class>/*, or rename them"),)
     alike_of = dict[str, list[str]]()
     for name in classes:
         alike_of.setdefault(folded(name), []).append(name)

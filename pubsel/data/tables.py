@@ -295,7 +295,7 @@ def _text(value: object) -> str:
     import pandas as pd
 
     if isinstance(value, list | tuple | np.ndarray):
-        return BETWEEN.join(map(_text, value))
+        return BETWEEN.join(map(_text, value)) if len(value) else BETWEEN  # none of the labels, which is known
     if isinstance(value, bytes):
         return arrow.as_word(value)
     if isinstance(value, dict):
@@ -478,7 +478,9 @@ def _one_or_several(table: Path, rows: Rows, label: str, explicit: bool) -> tupl
     several = [BETWEEN in row[label] for row in rows]
     if explicit or not any(several) or np.mean(several) >= 1 - MOST:
         return rows, ()
-    text = f"{table.name}: {sum(several)} of {len(rows)} rows have several labels (A|B), and are left out"
+    text = (
+        f"{table.name}: {sum(several)} of {len(rows)} rows have several labels (A|B) or an empty list, and are left out"
+    )
     remedy = "give each one, or a column of 0 and 1 for each label and label=[A,B,...]"
     kept = [row for row, two in zip(rows, several, strict=True) if not two]
     return kept, (Finding("conflict", ERROR, text, remedy),)
