@@ -74,6 +74,30 @@ def test_a_class_may_be_called_train_or_test(tmp_path):
     assert layout(tmp_path).classes == ["car", "plane", "test", "train"]
 
 
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("patient{:03}_{}", "patient000, patient001"),
+        ("person{:02}_bacteria_{}", "person00, person01"),
+        ("{:04}-{}", "0000, 0001"),
+        *((name, None) for name in ("IMG_{:03}{}", "class{1}_{0:03}", "train2014_{:05}{}", "{}{}", "patient{:03}{}")),
+        ("3f{:04}-a{}", None),
+    ],
+)
+@pytest.mark.parametrize("of_table", [False, True])
+def test_names_of_files_that_may_be_of_people_are_warned_of(tmp_path, name, first, of_table):
+    lines = ["path,label"]
+    for i, file in enumerate(sorted(classes(tmp_path, 30, ["a/x", "b/x"]).rglob("*.png"))):
+        number = i if name.startswith("3f") else i // 3
+        new = file.parents[1] / f"{name.format(number, i % 3, i)}.png"
+        lines.append(f"{file.rename(new).relative_to(tmp_path)},{new.parent.name}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    source = open_dataset(str(tmp_path / "t.csv" if of_table else tmp_path), "", False)
+    of_people = [finding for finding in source.findings if finding.name == "ids"]
+    assert [finding.severity for finding in of_people] == ["warning"] * (first is not None)
+    assert all(f"whose they are: 20, such as {first}" in finding.text for finding in of_people)
+
+
 @pytest.mark.parametrize("suffix", ["png", "txt"])
 @pytest.mark.parametrize(
     ("names", "why"),

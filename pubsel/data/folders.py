@@ -17,7 +17,7 @@ from torch import Tensor
 from pubsel.data.convert import Shape
 from pubsel.data.examples import folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.images import SUFFIXES, alike, dicom_tag, is_dicom, unread
+from pubsel.data.images import MOST, SUFFIXES, alike, dicom_tag, is_dicom, unread
 from pubsel.data.splits import SEED, Listed, Listing, Unread, group_of, held_out, missing, stamp
 from pubsel.files import plain, unreadable
 from pubsel.messages import UsageError, UserError
@@ -35,6 +35,8 @@ EXTRA = "\0"  # the key of values without a column
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)  # as the name of a column
 ORDERED = 5  # numbers that are in order by no chance, as wavelengths in the head of a table are
 PARTS = (*TRAIN, *TEST, *VALIDATION)
+OF_PERSON = r"(?<![a-z])(patient|person|subject|participant|subj?|pat)[_-]?\d+"  # in the name of a file
+FEW_PEOPLE = 9  # or fewer are no people, as the cameras of a set
 NO_CLASSES = {"unsup", "unsupervised", "unlabeled", "unlabelled"}
 LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
 FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
@@ -222,6 +224,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
         raise UserError(f"{folder}: the name of {str(unnamed.relative_to(folder))!a} is not UTF-8: rename it")
     findings = [*places.findings, *same_words(folder, classes)]
     findings += _unread(folder, paths, [places.train, *places.held])
+    findings += [] if unit else about_names(folder.name, list(map(str, paths)), len(classes))
     listed = Listed(
         y=torch.from_numpy(labels.astype(np.int64)),
         test=test,
@@ -284,6 +287,24 @@ def same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
         return ()
     text = f"{folder.name}: class folders {first_of(map(repr, several[0]), 3)} differ in how they are written alone"
     return (Finding("labels", ERROR, text, "make them one folder"),)
+
+
+def about_names(name: str, files: Sequence[str], classes: int) -> Iterator[Finding]:
+    """Yield the finding on names of files that may begin with those of people: half of them have a word such as patient
+    and a number, or nine tenths share with others what is before the last _ or -. name: of their folder or table."""
+    stems, named = [Path(file).stem.lower() for file in files], re.compile(OF_PERSON)
+    people = Counter(match[0] for stem in stems if (match := named.search(stem)))
+    groups = Counter(re.split("[_-](?!.*[_-])", stem)[0] for stem in stems)
+    shared = sum(count for count in groups.values() if count > 1)
+    for keys, are in (
+        (people, 2 * people.total() >= len(stems) and len(people) < people.total()),
+        (groups, shared >= MOST * len(stems) and 2 * len(groups) <= len(stems)),
+    ):
+        if are and len(keys) > max(2 * classes, FEW_PEOPLE):
+            text = f"{name}: names of files may say whose they are: {len(keys)}, such as {first_of(keys)}"
+            remedy = "if these are people, give a table with path, label and a column of them, and set unit=COLUMN"
+            yield Finding("ids", WARNING, text, remedy)
+            return
 
 
 def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple[Finding, ...]:

@@ -27,6 +27,7 @@ from pubsel.data.folders import (
     TRAIN,
     VALIDATION,
     TableRow,
+    about_names,
     check_quotes,
     delimiter_of,
     open_text,
@@ -103,6 +104,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     if answers.names != tuple(map(str, range(answers.classes))):
         notes = (f"{table.name}: labels {', '.join(answers.names[:10])} numbered from 0 in this order",)
 
+    findings += [] if unit else about_names(table.name, [row[path] for row in rows], answers.classes)
     paths = images_at(table, rows, path)
     files = [file for file in paths if isinstance(file, Path)]
     return Listed(
