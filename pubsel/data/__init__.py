@@ -318,8 +318,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     read = read._replace(like=shape, opened=opened, unit=unit, rules=pair.read, public=True, columns=columns, few=True)
     how = overlap_of(pair.private, pair.overlap)
     source = opened.used._replace(metric=_metric(pair, opened.used))
-    table = _table(opened, published)
-    table, copies = without_copies(table, opened.images[:2])
+    table, copies = without_copies(_table(opened, published), opened.images[:2])
     table, apart_findings = one_side(table, how)
     findings = [*opened.images.findings, *copies, *apart_findings]
 
@@ -542,7 +541,7 @@ def _from_training(
     notes: tuple[str, ...] = () if same else chosen.used.notes + _may_share(name, pair.private, data_root)
     findings: tuple[Finding, ...] = ()
     digests, whose = chosen.digests(_shape(opened))[0], chosen.images.groups
-    people = np.empty(0, dtype=np.int64) if same or whose is None else whose[0].numpy()
+    people = NOBODY if same or whose is None else whose[0].numpy()
     if same:
         table, findings = take_public(table, np.concatenate([drawn_rows, table.has(Role.public)[table.test]]), how)
     else:
@@ -934,8 +933,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     data_root, pool = read.data_root, key == POOL_M
     _check_public_sets(names, m, key, data_root)
     parts, classes, taken, notes = {}, set(), 0, tuple[str, ...]()
-    seen, of_all = list[tuple[str, tuple[Digests, ...]]](), list[Digests]()
-    people = [np.empty(0, dtype=np.int64)]
+    seen, of_all, people = list[tuple[str, tuple[Digests, ...]]](), list[Digests](), [NOBODY]
 
     # The private set's own come first, since its other test images are the test set.
     from_private = [private is not None and same_examples(name, private, data_root) for name in names]
@@ -967,8 +965,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
             notes += _noted(chosen, 1, among(digests, *others), what, how, published)
         # equal rows of one set are of different people, as its private ones are
         of_all.append(rows(digests, slice(0)) if same and kind != "images" else digests)
-        if chosen.images.groups is not None and not same:
-            people.append(chosen.images.groups[1].numpy())
+        people += [] if same or chosen.images.groups is None else [chosen.images.groups[1].numpy()]
         if not pool:  # an image that two sets of a pool have is in it twice
             seen.append((f"the public set {name}", (digests,)))
 
@@ -980,8 +977,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         taken += share if same else 0
 
     dealt = [parts[place] for place in range(len(names))]
-    each = tuple(len(part.y) for part in dealt)
-    result = _Public(dealt[0], taken, notes, each, joined(of_all), np.concatenate(people))
+    result = _Public(dealt[0], taken, notes, tuple(len(y) for _, y in dealt), joined(of_all), np.concatenate(people))
     if len(dealt) == 1:
         return result
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
@@ -1032,6 +1028,7 @@ def _check_public_sets(names: list[str], m: int | None, key: str, data_root: str
 
 OWN = "its own training images"
 POOL_M = "pair.pool_m"
+NOBODY = np.empty(0, dtype=np.int64)
 MOST_LABEL = 2**16  # a number that is a label of a public set as it is
 MOST_PUBLIC = 2000  # public images that are taken if nobody says how many
 
