@@ -991,12 +991,19 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
 def _as_numbered(chosen: Opened, against: Opened | None) -> Tensor:
     """Return the labels of a user's public examples by the numbers that the classes of their names have in the private
     set; if none has one there, numbers as they are, and words in sorted order. Classes that the private set lacks, and
-    examples without labels, have numbers beyond its own, which methods that use public labels refuse."""
+    examples without labels, have numbers beyond its own, which methods that use public labels refuse. Several labels of
+    an example have the private order; if they are other words, there is a column too many, which is refused too."""
     y, of = chosen.used.test.y, chosen.used
-    if against is None or y.dim() != 1 or against.used.train.y.dim() != 1 or not is_path(chosen.name):
+    if against is None or y.dim() != against.used.train.y.dim() or not is_path(chosen.name):
         return y
     ours = against.used.names or tuple(map(str, range(against.used.classes)))
     theirs = of.names or tuple(map(str, range(of.classes)))
+    if y.dim() != 1:
+        places = {folded(name): place for place, name in enumerate(theirs)}
+        if places.keys() == {*map(folded, ours)}:
+            return y[:, [places[folded(name)] for name in ours]]
+        of_words = not any(name.isdecimal() for name in (*ours, *theirs))
+        return torch.cat([y, y[:, :1]], dim=1) if of_words and len(ours) == len(theirs) else y
     numbers = {folded(name): number for number, name in enumerate(ours)}
     if theirs == ("0",) != ours:
         return torch.full_like(y, len(ours))
