@@ -190,7 +190,7 @@ def test_run_measures_any_distance_once(cli: Cli) -> None:
 
 
 def test_data_check_says_what_is_read(cli: Cli) -> None:
-    x = np.arange(5)[:, None, None, None] * np.ones((5, 4, 5, 3), np.uint8)
+    x = 50 * np.arange(5)[:, None, None, None] * np.ones((5, 4, 5, 3), np.uint8)
     x[4] = x[0]
     x = x.astype(np.uint8)
     np.savez("of_two.npz", train_images=x[:4], train_labels=[0, 0, 1, 1], test_images=x[4:], test_labels=[0])
