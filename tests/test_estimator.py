@@ -176,6 +176,8 @@ def test_paths_and_lists_of_images_are_taken(tmp_path):
     release = pubsel.fit(paths, [i % 2 for i in range(60)], epsilon=5, delta=1e-3)
     assert len(release.predict([str(path) for path in paths[:5]])) == 5
     assert release.record["private_examples"] == 60
+    table = pd.DataFrame({"image": map(str, paths), "label": [i % 2 for i in range(60)], "age": range(60)})
+    assert pubsel.fit(table, "label", epsilon=5, delta=1e-3).record["private_examples"] == 60
     images = [Image.open(path).copy() for path in paths]
     assert len(pubsel.fit(images, [i % 2 for i in range(60)], epsilon=5, delta=1e-3).predict(images[:3])) == 3
 

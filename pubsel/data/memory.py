@@ -79,10 +79,10 @@ def holding(*several: InMemory | None) -> Iterator[list[str]]:
 def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     """Return examples as they are held. x: rows of numbers (an array, a tensor or a sparse matrix [n, d], a pandas
     table), texts (a list, an array or a column of pandas), images (uint8 arrays or PIL images of one size, or a tensor
-    [n, c, h, w]), paths of images, a pandas table with a column of texts, or a data set of torch or of Hugging Face, of
-    which each item has its label too. y: labels [n], or 0/1 [n, labels] with nan for not known, also in a pandas table,
-    or the name of a column; None: they are in x; NO_LABELS: none are needed. groups: whose each example is, [n].
-    UsageError if it is of another kind."""
+    [n, c, h, w]), paths of images, a pandas table with a column of these or of texts, or a data set of torch or of
+    Hugging Face, of which each item has its label too. y: labels [n], or 0/1 [n, labels] with nan for not known, also
+    in a pandas table, or the name of a column; None: they are in x; NO_LABELS: none are needed. groups: whose each
+    example is, [n]. UsageError if it is of another kind."""
     import pandas as pd
 
     if isinstance(x, str | Path):
@@ -102,6 +102,10 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
             raise UsageError(f"y: x has no column {y}: {first_of(frame, 10)}")
         if isinstance(y, str):
             y, frame = frame[y], frame.drop(columns=y)
+        strings = {name: strings_in(frame[name]) or [""] for name in frame if frame[name].dtype.kind == "O"}
+        of_images = [name for name in strings if np.mean([path_ends(each) for each in strings[name]]) >= MOST]
+        if len(of_images) == 1:
+            frame = frame.drop(columns=of_images).join(_of_strings(strings[of_images[0]]))
     else:
         frame, images = _of_arrays(x)
         frame = named_columns("x", frame.set_axis(x.index)) if isinstance(x, pd.Series) else frame
@@ -290,6 +294,11 @@ def strings_in(x: Any) -> list[str | Path] | None:
     return each if all(isinstance(value, str | Path) for value in each) and any(map(str, each)) else None
 
 
+def path_ends(each: str | Path) -> bool:
+    """Return whether a string ends as the path of an image does."""
+    return isinstance(each, Path) or Path(each).suffix.lower() in SUFFIXES
+
+
 def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
     """Return the table of paths of images if all strings are files, or nine tenths end as images do, so that no single
     one decides; otherwise that of texts. UsageError for a path without a file."""
@@ -297,10 +306,7 @@ def _of_strings(strings: Sequence[str | Path]) -> pd.DataFrame:
 
     paths = [Path(os.path.expanduser(each)) for each in strings]  # a text may begin with ~ too
     absent = [str(path) for path in paths if not os.path.isfile(path)]
-    ends = [
-        isinstance(each, Path) or path.suffix.lower() in SUFFIXES for each, path in zip(strings, paths, strict=True)
-    ]
-    if absent and np.mean(ends) < MOST:
+    if absent and np.mean(list(map(path_ends, strings))) < MOST:
         return pd.DataFrame({TEXT: list(map(str, strings))})
     if absent:
         raise UsageError(
