@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from pubsel.data import Reader, Source, Split, load, open_dataset, opened, overlap, public_examples, stored
+from pubsel.data import Reader, Source, Split, load, memory, open_dataset, opened, overlap, public_examples, stored
+from pubsel.data.memory import examples_in
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Convert, Overlap, Pair, Read, Take
 from tests.made import not_loaded, random_sets
@@ -211,6 +212,22 @@ def test_people_who_are_public_too_leave_with_all_their_examples(tmp_path, kind,
     (finding,) = [finding for finding in task.findings if finding.name == "public_too"]
     assert f"{3 * of_both} {'images' if kind == 'arrays' else 'rows' if kind == 'npz' else kind} of" in finding.text
     not_loaded(pair(private, public, **how, **refuse), "", "of people with public ones")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("way", ["combined", "pool", "memory"])
+def test_people_of_each_public_set_leave(tmp_path, way):
+    private = of_people(tmp_path, "rows", np.array([f"P{i // 3}" for i in range(300)]), 0)
+    sets = [of_people(tmp_path, "rows", np.array([f"P{i}"] * 50), 1000 * i) for i in (7, 8)]
+    with memory.holding(*(examples_in(pd.read_csv(path)) for path in (private, *sets))) as (mine, *others):
+        requested = {
+            "combined": pair(private, sets, m=100, unit="patient"),
+            "pool": pair(private, "pool", pool=list(map(str, sets)), unit="patient"),
+            "memory": pair(mine, others, m=100, unit="patient"),
+        }[way]
+        task = load(requested, "", False)
+    of_test = 0 if way == "memory" else len(task.test.y)  # in memory, all are trained on
+    assert len(task.private.y) + of_test == 294
 
 
 @pytest.mark.parametrize("take", [Take.test, Take.train])

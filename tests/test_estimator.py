@@ -662,9 +662,9 @@ def test_an_estimator_sees_no_masked_number():
     ],
 )
 def test_arguments_that_have_no_place_are_named_before_anything_is_spent(settings, message):
-    for made in (pubsel.fit, pubsel.audit):
+    for function in (pubsel.fit, pubsel.audit):
         with pytest.raises(UserError, match=message):
-            made(X, Y, **settings)
+            function(X, Y, **settings)
     assert not lines()
 
 

@@ -114,6 +114,7 @@ def test_a_folder_becomes_a_model_under_one_guarantee(release):
     folder, printed = release
     assert {path.name for path in folder.iterdir()} == FILES
     assert "  public data, chosen privately: ./same" in printed
+    assert re.search(r"chosen privately from .*, none \|", (folder / "README.md").read_text())
     assert "This is not private, and not in the folder." in printed
 
     record = only_record("results")

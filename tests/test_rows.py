@@ -283,13 +283,16 @@ def test_codes_of_missing_numbers_stop_a_command(code, tmp_path):
     frame = people(200).assign(score=np.linspace(0, 5, 200), age=np.arange(200) % 100, flag=np.arange(200) % 2)
     coded = frame.assign(score=np.where(np.arange(200) % 20 == 0, code, frame["score"]))
 
-    def found(frame):
+    def codes(frame):
         findings = vectors.read_rows(Path(table(tmp_path / "t.csv", frame)), None, Read()).findings
         return [finding.text for finding in findings if finding.name == "missing"]
 
-    assert found(frame) == []  # an age may be 99
-    assert found(coded) == [f"t.csv: column score has {code:g}, far from its other numbers"]
-    assert found(frame.assign(score=coded["score"].where(frame.index != 7, code).where(frame.index % 20 != 0, 1))) == []
+    assert codes(frame) == []  # an age may be 99
+    assert codes(coded) == [f"t.csv: columns have a number far from their others: score ({code:g})"]
+    assert codes(frame.assign(score=coded["score"].where(frame.index != 7, code).where(frame.index % 20 != 0, 1))) == []
+    np.savez(tmp_path / "a.npz", x=coded[["age", "score"]].to_numpy(float), y=np.arange(200) % 2)
+    texts = [finding.text for finding in vectors.read_rows(tmp_path / "a.npz", None, Read()).findings]
+    assert texts == [f"a.npz: columns have a number far from their others: 1 ({code:g})"]
 
 
 def test_a_column_that_is_the_label_by_another_name_is_named(tmp_path):
@@ -298,7 +301,7 @@ def test_a_column_that_is_the_label_by_another_name_is_named(tmp_path):
     for values, same in ((code, True), (-7.5 * code, True), (code * (np.arange(200) % 9 > 0), False)):
         path = table(tmp_path / "t.csv", frame.assign(target_code=values))
         findings = vectors.read_rows(Path(path), None, Read()).findings
-        assert ("t.csv: column target_code has one number for each label" in [f.text for f in findings]) == same
+        assert ("t.csv: columns have one number for each label: target_code" in [f.text for f in findings]) == same
 
 
 def test_words_of_people_are_never_to_be_listed(tmp_path):
@@ -666,9 +669,9 @@ def test_rows_that_are_repeated_are_warned_of_and_those_of_few_values_are_not(tm
         return [(f.severity, f.text.partition(": ")[2]) for f in task.findings if f.name == "copies"]
 
     known = known.assign(label=frame["label"], who=np.arange(200))
-    (found,) = warned(pd.concat([known] * 4))
-    assert found[0] == "warning"
-    assert found[1].startswith(f"800 {'texts' if kind == 'texts' else 'rows'} are 200 different ones: each copy counts")
+    ((severity, text),) = warned(pd.concat([known] * 4))
+    assert severity == "warning"
+    assert text.startswith(f"800 {'texts' if kind == 'texts' else 'rows'} are 200 different ones: each copy counts")
     assert warned(pd.concat([known] * 4), "who") == []
     assert warned(pd.concat([known, known[:60]])) == []
     assert warned(few.assign(label=["yes", "no"] * 400, who=np.arange(800))) == []

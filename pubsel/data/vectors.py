@@ -353,22 +353,6 @@ def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
     return labels
 
 
-def _rounded(name: str, columns: Iterable[tuple[str, np.ndarray]]) -> list[Finding]:
-    """Return a finding on the columns in which nine tenths or more of the different numbers, in some of the rows, are
-    equal in float32."""
-    equal = list[str]()
-    for column, numbers in columns:
-        some = numbers[:: max(1, len(numbers) // BLOCK)]
-        some = some[np.abs(some) <= LARGEST]
-        # what differs by less than a trillionth is one number that was computed in several ways
-        different = len(np.unique((some / max(np.abs(some).max(initial=0), TINY)).round(12))) - 1
-        if different > 0 and len(np.unique(some.astype(np.float32))) - 1 <= OFTEN * different:
-            equal.append(column)
-    text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
-    remedy = "subtract a public number, or give bounds=; accepted, they stay so"
-    return [Finding("rounded", ERROR, f"{text}: {first_of(equal, 4)}", remedy)] if equal else []
-
-
 def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
     """Return rows of an array with what their owner says about their scale. Numbers that are missing are zero in
     features; UserError if a row has none at all."""
@@ -395,8 +379,8 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
         scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts())
         return rows._replace(x=gathered(scaled, n), columns=columns, raw=0, as_read=as_read())
     if rows.x.dtype in (torch.float64, torch.int64, torch.int32):
-        some = rows.x[:: max(1, n // BLOCK)].double().numpy()
-        about = _rounded(path.name, zip(map(str, range(d)), some.T, strict=True))
+        some, y = (part[:: max(1, n // BLOCK)] for part in (rows.x, rows.y))
+        about = suspicious(path.name, zip(map(str, range(d)), some.double().numpy().T, strict=True), y)
         rows = rows._replace(findings=(*rows.findings, *about))
     if read.scale == Scale.private:
         x = gathered((part.float() for part in parts()), n)
@@ -437,7 +421,7 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     else:
         columns, more = _columns_of(table, frame, unit, read, bounds)
         unbounded = ((column.name, numbers_of(frame[column.name])) for column in columns if column.raw)
-        findings += [*more, *suspicious(table.name, frame, columns, answers.y), *_rounded(table.name, unbounded)]
+        findings += [*more, *suspicious(table.name, unbounded, answers.y)]
     findings += [
         Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
         for column in outside_of(frame, columns)
@@ -648,41 +632,6 @@ def _columns_of(
     return columns, findings
 
 
-def suspicious(name: str, frame: pd.DataFrame, columns: Sequence[Field], y: Tensor) -> list[Finding]:
-    """Return the findings on columns of numbers without bounds: codes of missing values among them, or the label. name:
-    of the table; y: labels [n], or of several [n, labels]."""
-    findings = list[Finding]()
-    for column in (field.name for field in columns if field.raw):
-        numbers = numbers_of(frame[column])
-        if codes := codes_of_missing(numbers):
-            text = f"{name}: column {column} has {first_of(f'{code:g}' for code in codes)}, far from its other numbers"
-            remedy = "leave a field empty where a number is missing; accepted, these are numbers"
-            findings.append(Finding("missing", ERROR, text, remedy))
-
-        # a pair of a number and a label is the most frequent of both, in all but a hundredth of the rows
-        if y.dim() == 1 and len(numbers) and np.isfinite(numbers).all():
-            pairs, counts = np.unique(np.stack([numbers, y.numpy()]), axis=1, return_counts=True)
-            usual = counts >= (1 - RARE) * len(numbers) / MANY
-            same = 1 < usual.sum() == len(np.unique(pairs[0][usual])) == len(np.unique(pairs[1][usual]))
-            if same and counts[usual].sum() >= (1 - RARE) * len(numbers):
-                text = f"{name}: column {column} has one number for each label"
-                findings.append(Finding("columns", WARNING, text, "leave it out if it is the label by another name"))
-    return findings
-
-
-def codes_of_missing(numbers: np.ndarray) -> list[float]:
-    """Return the numbers of nines alone, such as -999, which a hundredth of a column's numbers [n] or more are, and
-    which are further from the others than these, but for a hundredth at each end, are from each other."""
-    known = numbers[np.isfinite(numbers)]
-    codes, counts = np.unique(known[np.isin(known, NINES)], return_counts=True)
-    others = known[~np.isin(known, NINES)]
-    if not len(codes) or not len(others):
-        return []
-    low, high = np.quantile(others, [RARE, 1 - RARE])
-    far = (np.maximum(low - codes, codes - high) > high - low) & (low < high)
-    return [float(code) for code in codes[far & (counts >= RARE * len(known))]]
-
-
 def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
     """Return the findings on the columns of words of a table that is called `name`: those with few different values,
     and those with many, which may name people: a list of these would publish them."""
@@ -749,3 +698,65 @@ def _bounds(bounds: str) -> dict[str, list[Any]]:
         if not words and not (name and numbers and -np.inf < values_of[0] < values_of[1] < np.inf):
             raise UserError(f"{file}: {name or 'it'} has {given}: give [least, most], or a list of words, by column")
     return dict(values)
+
+
+# Numbers that may be misread
+
+
+def suspicious(name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor) -> list[Finding]:
+    """Return the findings on columns of numbers without bounds, each float64 [n], in which some are codes of missing
+    values, most are equal in float32, or which say the label. name: of the table; y: labels [n] or [n, labels]."""
+    coded, equal, same = list[str](), list[str](), list[str]()
+    for column, numbers in columns:
+        coded += [f"{column} ({code:g})" for code in codes_of_missing(numbers)]
+        equal += [column] if is_rounded(numbers) else []
+        same += [column] if y.dim() == 1 and says_label(numbers, y.numpy()) else []
+    findings = list[Finding]()
+    if coded:
+        text = f"{name}: columns have a number far from their others: {first_of(coded, 4)}"
+        remedy = "leave a field empty where a number is missing; accepted, these are numbers"
+        findings.append(Finding("missing", ERROR, text, remedy))
+    if equal:
+        text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
+        remedy = "subtract a public number, or give bounds=; accepted, they stay so"
+        findings.append(Finding("rounded", ERROR, f"{text}: {first_of(equal, 4)}", remedy))
+    if same:
+        text = f"{name}: columns have one number for each label: {first_of(same, 4)}"
+        findings.append(Finding("columns", WARNING, text, "leave out what is the label by another name"))
+    return findings
+
+
+def codes_of_missing(numbers: np.ndarray) -> list[float]:
+    """Return the numbers of nines alone, such as -999, which a hundredth of a column's numbers [n] or more are, and
+    which are further from the others than these, but for a hundredth at each end, are from each other."""
+    known = numbers[np.isfinite(numbers)]
+    if not {known.min(initial=0), known.max(initial=0)} & {*NINES}:  # neither end is one
+        return []
+    codes, counts = np.unique(known[np.isin(known, NINES)], return_counts=True)
+    others = known[~np.isin(known, NINES)]
+    if not len(others):
+        return []
+    low, high = np.quantile(others, [RARE, 1 - RARE])
+    far = (np.maximum(low - codes, codes - high) > high - low) & (low < high)
+    return [float(code) for code in codes[far & (counts >= RARE * len(known))]]
+
+
+def is_rounded(numbers: np.ndarray) -> bool:
+    """Return whether nine tenths or more of the different numbers [n], in some of the rows, are equal in float32."""
+    some = numbers[:: max(1, len(numbers) // BLOCK)]
+    some = some[np.abs(some) <= LARGEST]
+    # what differs by less than a trillionth is one number that was computed in several ways
+    different = len(np.unique((some / max(np.abs(some).max(initial=0), TINY)).round(12))) - 1
+    return different > 0 and len(np.unique(some.astype(np.float32))) - 1 <= OFTEN * different
+
+
+def says_label(numbers: np.ndarray, y: np.ndarray) -> bool:
+    """Return whether each label of y [n] has one of the numbers [n], and no other has it, but for a hundredth of the
+    rows."""
+    values, which = np.unique(numbers, return_inverse=True)
+    if len(values) > MANY + RARE * len(y):
+        return False
+    pairs, counts = np.unique(np.stack([which, y]), axis=1, return_counts=True)
+    usual = counts >= (1 - RARE) * len(y) / MANY
+    one_each = 1 < usual.sum() == len(np.unique(pairs[0][usual])) == len(np.unique(pairs[1][usual]))
+    return bool(one_each and counts[usual].sum() >= (1 - RARE) * len(y))
