@@ -306,7 +306,7 @@ def guarantee(
 ) -> tuple[Schedule, accountant.Plan | None, accountant.Plan | None]:
     """Plan steps and noise for n private units, examples or people: the schedule, what training spends, and what a
     release before it spends; of one that counts as steps (`Algorithm.first_steps`), what both spend. report: takes
-    lines about it."""
+    lines about it. UsageError if no noise, or no step, keeps within the budget."""
     plan = schedule(n, training)
     if isinstance(algorithm, Derives):
         plan = plan._replace(steps=algorithm.steps)

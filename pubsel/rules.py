@@ -94,7 +94,8 @@ def check_pair(settings: RunConfig) -> None:
 
 
 def canonical(settings: RunConfig) -> RunConfig:
-    """Return the settings with those that this algorithm ignores set to one value, so that equal runs are one run."""
+    """Return the settings with those that this algorithm ignores set to one value, so that equal runs are one run.
+    UsageError for settings that do not fit together."""
     if "_target_" not in settings.algorithm:
         raise UsageError("algorithm has no value: give algorithm=NAME, such as gep or dp_sgd")
     algorithm = algorithms.build(settings.algorithm)

@@ -67,7 +67,8 @@ def public_rate(m: int, classes: int, multi_label: bool, weight_decay: float) ->
 def train_on_public(view: View, public: Split, epochs: int, rate: float | None, weight_decay: float = 0.0) -> None:
     """Run full-batch gradient descent on the summed loss of `public` plus weight_decay / 2 |w - w_0|^2, in place.
 
-    rate: None: accelerated (Nesterov 1983) at `public_rate`, with which it converges for any rows of norm 1."""
+    rate: None: accelerated (Nesterov 1983) at `public_rate`, with which it converges for any rows of norm 1.
+    UserError if the weights stop being finite."""
     accelerated = rate is None
     rate = rate or public_rate(len(public.x), view.classes, view.multi_label, weight_decay)
     start = w = flat_weights(view.model)

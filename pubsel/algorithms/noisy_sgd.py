@@ -63,8 +63,8 @@ LOGISTIC = Loss(
 
 
 def hinge(margin: float) -> Loss:
-    """Return the scaled hinge max(0, 1 - z / margin), 0 < margin <= 1. Theorem 1 takes margin = 0.9 gamma_0 (1 -
-    xi_0)."""
+    """Return the scaled hinge max(0, 1 - z / margin), 0 < margin <= 1 (or UsageError). Theorem 1 takes margin =
+    0.9 gamma_0 (1 - xi_0)."""
     if not 0 < margin <= 1:
         raise UsageError(f"margin={margin}: use a number above 0 and at most 1")
     return Loss(
@@ -159,7 +159,7 @@ def noisy_sgd(
 
     x: [n, d], rows of norm at most 1 (longer ones are scaled to it). y: [n], -1 or +1. beta: the probability that no
     run is good; there are ceil(log(1 / beta)) runs. steps: of each run; the paper takes n^2 - 1. The noise is what the
-    accountant finds for all steps of all runs together.
+    accountant finds for all steps of all runs together. UsageError for values out of range.
     """
     n, (epsilon, delta) = len(x), budget
     if not (0 < beta < 1 and 0 < delta < 1 and epsilon > 0 and steps >= 1 and n >= 1 and y.shape == (n,)):

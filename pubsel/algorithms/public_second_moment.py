@@ -26,7 +26,8 @@ class PublicSecondMoment(AdaSSP):
     uses_public = True
 
     def frozen(self, public: Split | None, d: int, random: Random) -> Frozen:
-        """Return x -> S^-1/2 x over the clip norm, in the basis of the eigenvectors of S, which changes nothing."""
+        """Return x -> S^-1/2 x over the clip norm, in the basis of the eigenvectors of S, which changes nothing.
+        UsageError if S is zero or not finite."""
         x = needed(public, self.name).x.double()
         values, vectors = torch.linalg.eigh(x.T @ x / len(x))
         if not 0 < values[-1] < torch.inf:

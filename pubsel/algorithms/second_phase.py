@@ -116,7 +116,8 @@ class SecondPhase(Clipping):
             self.of_head(view)
 
     def train(self, view: View, public: Split, loss_of: Loss) -> None:
-        """Run Adam on the parameters of the model that require gradients, on public examples; in place."""
+        """Run Adam on the parameters of the model that require gradients, on public examples; in place. UserError if
+        they stop being finite."""
         optimizer = torch.optim.Adam([p for p in view.model.parameters() if p.requires_grad], self.public_rate)
         for epoch in range(self.public_epochs):
             random = view.random("second phase", epoch)

@@ -306,7 +306,8 @@ class WhitenedHead(Clipping):
     def derived(self, facts: Facts) -> Self:
         """Return the algorithm for a task: k directions, at most the m - 1 that m public examples less their mean span.
         If more are wanted, k over that number is the share of a row's squared length that they have at most, and all
-        features, less their public mean, have the rest; or the share that their spread says (`rest_of`)."""
+        features, less their public mean, have the rest; or the share that their spread says (`rest_of`). UsageError for
+        k without public data."""
         algorithm = copy.copy(self)
         algorithm.facts = facts
         if facts.m == 0 and self.k is not None:
@@ -441,7 +442,8 @@ class WhitenedHead(Clipping):
         """Return the whitening that public features define; without public data, `roots` less the mean of their row, in
         rows of one length, less their private mean (`centred`); of rows that are no images, less all of the mean of the
         row but as much as one feature has. Of a table, columns in their scale come first, which a histogram of private
-        rows gives if there are no public ones. mu: of what is released for it."""
+        rows gives if there are no public ones. mu: of what is released for it. UsageError for more directions than
+        there are features."""
         facts, weights = self.facts, None
         table, raw = facts.raw is not None, facts.raw or 0
         if public is None:

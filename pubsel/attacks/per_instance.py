@@ -190,7 +190,8 @@ def more(squares: float, numbers: int) -> float:
 
 @torch.no_grad()
 def contribution_norms(mechanism: Mechanism, view: View, examples: Split) -> NDArray[np.float64]:
-    """Return the norm of the contribution of each of the n examples to the mechanism's sum: [n]."""
+    """Return the norm of the contribution of each of the n examples to the mechanism's sum: [n]. UsageError if the
+    algorithm does not show it."""
     if mechanism.contributions is None:
         raise UsageError("audit.kind=per_instance: this algorithm does not show contributions")
     norms: list[Tensor] = []

@@ -172,7 +172,8 @@ def loss_row(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def attack_gsd(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
-    """Return the rows of Table 8 or 9, measured or read from the record of the same settings."""
+    """Return the rows of Table 8 or 9, measured or read from the record of the same settings. UsageError if
+    m examples are too few."""
     # some members must be left to ask about, and each target needs a member to replace
     m = attacked_distance(settings).m
     if any(known >= m for known in settings.known):

@@ -190,7 +190,8 @@ def check_keys(where: list[str], entries: list[Run]) -> None:
 
 
 def matches(entry: Run, word: str) -> bool:
-    """Return whether a run has one of the values in key=value,value. state=finished holds for stale runs too."""
+    """Return whether a run has one of the values in key=value,value. state=finished holds for stale runs too.
+    UsageError for a word that is not so."""
     # a value may be one of several, and is compared as a number if it is one
     key, equals, values = word.partition("=")
     if not equals:
@@ -330,7 +331,7 @@ def show(entry: Run) -> str:
 
 def delete(entries: list[Run], yes: bool) -> str:
     """Delete runs, after the user was shown what it spends to run them again and has typed the word; never one that a
-    process works on."""
+    process works on. UsageError if nobody can type it."""
     if not entries:
         return "no such run: nothing is deleted"
 

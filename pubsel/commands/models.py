@@ -18,7 +18,8 @@ OTHER_TEXTS = (
 
 
 def run(settings: ModelsConfig) -> str:
-    """Return the names that fit a pattern as tables: of images, those of conf/model, then those of timm; of texts."""
+    """Return the names that fit a pattern as tables: of images, those of conf/model, then those of timm; of texts.
+    UsageError if none fits."""
     import pandas
     import timm
 

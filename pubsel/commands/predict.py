@@ -129,7 +129,7 @@ def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterat
 
 def batches(images: list[Given], of: Classifier, skip: bool) -> Iterator[tuple[list[str], Tensor | list[str], int]]:
     """Yield names, inputs [n, *of.shape] and how many images they are of, a batch at a time: threads read the next one
-    while this one is used."""
+    while this one is used. UserError if no image could be read."""
     # batches of a few megapixels, whatever the size of an image
     size = max(LEAST, min(BATCH, PIXELS // int(np.prod(of.shape))) // LEAST * LEAST)
     listed = (item for part in images for item in part.each())

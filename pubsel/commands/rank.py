@@ -39,7 +39,7 @@ from pubsel.settings.methods import typed
 def rank(settings: RankConfig) -> dict[str, Any]:
     """Order public candidates by their distance to the private data, with how often each is nearer than the next; if
     epsilon_select is given, choose one of them privately instead. A private release is drawn once: the same command
-    returns its record."""
+    returns its record. UsageError for a candidate that is given twice."""
     use_threads(settings.threads)
     device = choose_device(settings.device)
 

@@ -43,7 +43,8 @@ def telling(cells: Sequence[Sequence[str]]) -> list[str]:
 
 
 def new_folder(results: str) -> Path:
-    """Make and return a folder for one sweep; its name contains the time, and a unique part."""
+    """Make and return a folder for one sweep; its name contains the time, and a unique part. UserError if it
+    cannot be made."""
     parent = Path(results) / "sweeps"
     try:
         parent.mkdir(parents=True, exist_ok=True)

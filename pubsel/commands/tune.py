@@ -149,7 +149,8 @@ def tuned(settings: TuneConfig) -> tuple[dict[str, Any], Path, str]:
 
 
 def grid(over: str) -> list[list[str]]:
-    """Return the words of each of the settings, all combinations of the values of each key in Hydra's grammar."""
+    """Return the words of each of the settings, all combinations of the values of each key in Hydra's grammar.
+    UsageError for other words, or if there is one setting alone."""
     keys = []
     for word in WORDS.findall(over):
         try:

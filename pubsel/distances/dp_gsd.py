@@ -261,7 +261,7 @@ class DPGSD(Subspaces):
         `plan`.
 
         key: names the public streams; source(purpose, step): where sample, labels and noise come from, which nobody may
-        know.
+        know. UsageError if k is more than the dimensions of the sketch.
         """
         plan = self.plan(len(private.x))
         values: dict[str, list[float]] = {name: [] for name in candidates}

@@ -55,7 +55,8 @@ class GSD(Subspaces):
     title = "GSD"
 
     def to_private(self, draw: Draw) -> Between:
-        """Return what measures candidates, with the same labels on both sides if these are random."""
+        """Return what measures candidates, with the same labels on both sides if these are random. UsageError if
+        k is more than m."""
         if self.k > self.m:
             raise UsageError(f"distance.k={self.k} is more than distance.m={self.m}: lower distance.k")
 
@@ -81,7 +82,8 @@ def engine_of(model: nn.Module, distance: Subspaces) -> PerExampleGradients:
 def basis_of(
     name: str, split: Split, drawn: Tensor, distance: Subspaces, engine: PerExampleGradients, classes: int
 ) -> Tensor:
-    """Return the top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones."""
+    """Return the top-k subspace [p, k] of the gradients at `split`, with the labels `drawn` [m] or the given ones.
+    UsageError if all of them are zero, or fewer than k are independent."""
     device = next(engine.model.parameters()).device
     y = drawn if distance.labels == Labelling.random else given_labels(split, name, classes)
     gradients = gradients_of(engine, distance, split.x.to(device), y.to(device))

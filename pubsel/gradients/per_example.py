@@ -238,7 +238,7 @@ class Copies(TorchFunctionMode):
         return hooked(output, partial(_linear, x.detach(), out.get(id(weight)), out.get(id(bias))))
 
     def write(self) -> None:
-        """Write the gradients of the copies into out[name], [n, *shape]."""
+        """Write the gradients of the copies into out[name], [n, *shape]. UnknownUse if none reached a copy."""
         for name, copies in self.copies.items():
             if copies.grad is None:
                 raise UnknownUse(f"{name} is not used")

@@ -22,7 +22,8 @@ class UnknownUse(RuntimeError):
 
 
 def attention(record: Record, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Return what torch.nn.functional.multi_head_attention_forward does, for inputs [positions, n, size]."""
+    """Return what torch.nn.functional.multi_head_attention_forward does, for inputs [positions, n, size].
+    UnknownUse for what it does not cover."""
     use = SimpleNamespace(**SIGNATURE.bind(*args, **kwargs).arguments)
     weight, bias, size = use.in_proj_weight, use.in_proj_bias, use.embed_dim_to_check
     mask, padding = use.attn_mask, use.key_padding_mask  # which nn.MultiheadAttention has made numbers to be added
@@ -68,7 +69,7 @@ SIGNATURE = inspect.signature(functional.multi_head_attention_forward)
 
 def recurrent(kind: str, record: Record, x: Tensor, state: Any, weights: Any, *settings: Any) -> tuple[Tensor, ...]:
     """Return what torch.lstm, torch.gru, torch.rnn_tanh or torch.rnn_relu do, as `kind` says. state: [layers *
-    directions, n, size], of an LSTM two of them."""
+    directions, n, size], of an LSTM two of them. UnknownUse for what it does not cover."""
     biases, layers, dropout, training, bidirectional, batch_first = (*settings, False)[:6]
     directions = 2 if bidirectional else 1
     each = 4 if biases else 2

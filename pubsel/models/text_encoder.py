@@ -45,7 +45,8 @@ class TextEncoder(NamedTuple):
 
     @torch.no_grad()
     def features(self, texts: Sequence[str], what: str = "texts") -> Tensor:
-        """Return the features of texts, float32 [n, d]. what: names them in messages."""
+        """Return the features of texts, float32 [n, d]. what: names them in messages. UserError if they are not
+        finite."""
         tokens = self.tokenizer(list(texts), truncation=True, max_length=self.longest)["input_ids"]
         padded = [min(self.longest, STEP * max(1, math.ceil(len(ids) / STEP))) for ids in tokens]
         order = sorted(range(len(tokens)), key=padded.__getitem__)

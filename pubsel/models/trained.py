@@ -82,7 +82,8 @@ def choose(net: nn.Module, model: Model) -> None:
 
 def parameters_of(net: nn.Module, name: str) -> set[str]:
     """Return the parameters of a layer, a single parameter, or one of WORDS. bias: all biases and the head (Bu et al.
-    2022, BiTFiT); first_last: the first layer with weights and the head (Cattan et al. 2022)."""
+    2022, BiTFiT); first_last: the first layer with weights and the head (Cattan et al. 2022). UsageError if
+    there is no such layer."""
     names = [n for n, _ in net.named_parameters()]
 
     def inside(layer: str) -> set[str]:
@@ -112,7 +113,7 @@ def parameters_of(net: nn.Module, name: str) -> set[str]:
 
 
 def head(net: nn.Module) -> str:
-    """Return the name of the last linear layer."""
+    """Return the name of the last linear layer; UsageError if there is none."""
     linear = [name for name, module in net.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
         raise UsageError("model: this network has no linear layer for its head: take one that has, or model.trained")
@@ -129,7 +130,7 @@ def heads(net: nn.Module) -> list[str]:
 
 def add_adapters(net: nn.Module, adapters: Adapters) -> list[str]:
     """Put a Bottleneck after each layer whose name ends in one of `adapters.layers`; return the names of the new
-    parameters."""
+    parameters. UsageError if a layer has no width."""
     # the width of a layer is that of its last linear layer
     names = _ending(net, adapters.layers, "model.adapters.layers", nn.Module)
 

@@ -40,7 +40,7 @@ NOT_HERE = "its published weights are not on this machine: give download=true to
 
 def weight_file(key: str, checkpoint: str, data_root: str, remedy: str = "") -> Path:
     """Return the file `checkpoint`, looked for here and in `data_root`. key: of the setting, for the message, which
-    `remedy` ends."""
+    `remedy` ends. UserError if there is none."""
     relative = Path(checkpoint).expanduser()
     for path in (relative, Path(data_root).expanduser() / relative):
         if plain(path).is_file():

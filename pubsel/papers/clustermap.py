@@ -28,7 +28,7 @@ from pubsel.settings.keys import Common, FigureConfig, RankConfig, public_sets
 
 def matrix(settings: RankConfig) -> pandas.DataFrame:
     """Return distances [sets, sets], symmetric: between the private set, which has "(private)" after its name, and the
-    public ones; also of each set to itself, as it is measured."""
+    public ones; also of each set to itself, as it is measured. UsageError for a distance that is a release."""
     # a distance that spends a budget would spend it for each pair
     device, distance = choose_device(settings.device), distance_of(settings)
     if isinstance(distance, Releases):

@@ -248,7 +248,8 @@ def table_names() -> list[str]:
 
 
 def spec(name: str) -> Spec:
-    """Return what the file of a table says; UsageError lists the known names."""
+    """Return what the file of a table says; UsageError lists the known names; UserError names the key that it
+    does not take."""
     # a typing error in a file is named here, and not where the table is made
     path = named("tables").get(name)
     if path is None:

@@ -103,7 +103,8 @@ def work_of(name: str) -> tuple[str, Work, list[str]]:
 
 
 def steps_of(name: str, within: tuple[str, ...] = ()) -> list[Step]:
-    """Return all steps of NAME or NAME_PART in order, those of other files that it makes first included."""
+    """Return all steps of NAME or NAME_PART in order, those of other files that it makes first included.
+    UserError for a step that cannot be."""
     stem, work, parts = work_of(name)
     if stem in within:
         raise UserError(f"runs of {stem}: it makes itself, by {' > '.join((*within, stem))}: take one of them out")

@@ -287,7 +287,7 @@ def advantage(noise_multiplier: float, rate: float, steps: int) -> float:
 
 
 def deltas(noise_multiplier: float, rate: float, steps: int, epsilons: Sequence[float]) -> list[float]:
-    """Return upper bounds of delta at each of `epsilons`. 0 < rate <= 1."""
+    """Return upper bounds of delta at each of `epsilons`. 0 < rate <= 1. UsageError for too little noise."""
     if rate == 1:
         return [gaussian_delta(epsilon, math.sqrt(steps) / noise_multiplier) for epsilon in epsilons]
 
@@ -357,7 +357,7 @@ def _crossing(epsilon_at: Callable[[float], float], epsilon: float, start: float
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """Return the sensitivity over standard deviation of the Gaussian mechanism that is exactly (epsilon,
-    delta)-private."""
+    delta)-private. UsageError if epsilon is too large or too small."""
 
     def gap(log_mu: float) -> float:
         return gaussian_delta(epsilon, math.exp(log_mu)) - delta
@@ -376,6 +376,7 @@ def calibrate(epsilon: float, delta: float, rate: float, steps: int) -> float:
 
     rate < 1: the search starts at the central limit (Bu et al. 2020, arXiv:1911.11607) and uses the estimate over a
     coarse grid, times the ratio of the bound over a fine grid to it; it is repeated until the bound itself is right.
+    UsageError if no noise gives this epsilon.
     """
     mu = gaussian_mu(epsilon, delta)
     if rate == 1:
@@ -440,7 +441,8 @@ def pure(epsilon: float, rate: float, steps: int, name: str) -> Plan:
 
 def most_steps(epsilon: float, delta: float, noise_multiplier: float) -> int:
     """Return the number of full-batch steps that are (epsilon, delta)-private with this noise: the largest T with
-    sqrt(T) / sigma at most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2))."""
+    sqrt(T) / sigma at most the exact Gaussian mu (AdaMix, Proposition 5, with rho = T / (2 sigma^2)).
+    UsageError if it is 0."""
     steps = int((gaussian_mu(epsilon, delta) * noise_multiplier * (1 - 1e-9)) ** 2)
     if steps < 1:
         raise UsageError(

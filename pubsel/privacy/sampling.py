@@ -23,7 +23,7 @@ class Schedule(NamedTuple):
 
 def schedule(n: int, training: Training) -> Schedule:
     """Return the steps and the sampling rate for n private examples; a batch of n or more is the full batch, taken
-    every time."""
+    every time. UsageError for more steps than MOST_STEPS."""
     # Epochs count expected passes, so the steps follow from the expected batch.
     batch = min(training.batch_size, n)
     steps = training.steps or max(1, round(min(training.epochs * n / batch, 2 * MOST_STEPS)))

@@ -18,7 +18,7 @@ LEFT = (WEIGHTS, FACTS, "result.json", "settings.json", EXPORTED[1])  # of a run
 
 def folder_of(run: str, results: Path) -> Path:
     """Return the folder with the model that is meant: a folder, a file in it, or a name in results, or a pattern that
-    one of these names fits. UserError says why there is none."""
+    one of these names fits. UserError, or UsageError for a pattern, says why there is none."""
     path = Path(run).expanduser()
     if "*" in run and os.sep not in run and not path.exists():
         names = sorted(place.name for place in (results / "runs").glob(run))

@@ -261,7 +261,8 @@ def moments(plan: Schedule, points: int, first_epoch: bool) -> set[int]:
 def follow(name: str, settings: RunConfig, sets: list[str], ks: list[int], points: int) -> tuple[pandas.DataFrame, str]:
     """Train as `pubsel run` with these settings would, and measure on the way. Return a frame of `step`, `epoch` and
     what the figure's function yields; and a line on the program that measured it. Rows are kept next to the
-    checkpoint, so that the same call resumes what was stopped."""
+    checkpoint, so that the same call resumes what was stopped. UsageError if gradients have fewer than k
+    directions."""
     origin = records.provenance()
     program = f"commit {origin['commit']}, torch {origin['versions']['torch']}, {origin['hardware']}"
     cell = Cell.of(canonical(settings))
@@ -413,7 +414,8 @@ def draw(frame: pandas.DataFrame, figure: Drawing, title: str) -> matplotlib.fig
 
 
 def drawn(settings: FigureConfig) -> figures.Drawn:
-    """Measure while the settings of `pubsel run` among these train, and draw the figure."""
+    """Measure while the settings of `pubsel run` among these train, and draw the figure; UsageError for combined
+    sets."""
     name, trained = settings.figure, of_run(settings)
     figure = FIGURES[name]
     sets = settings.sets or public_sets(trained.pair.public)
