@@ -17,7 +17,7 @@ import pandas
 
 from pubsel import records
 from pubsel.messages import UserError
-from pubsel.papers import join, typeset
+from pubsel.papers import join, measured, typeset
 
 TABLE = "distances_ours"
 
@@ -51,7 +51,7 @@ def compare(folder: Path) -> tuple[pandas.DataFrame, pandas.DataFrame]:
     rows: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
     models = join.spec(TABLE).records["model"]
-    ranks = [rank for rank in records.read_measured(folder) if rank["model"] in models]
+    ranks = [rank for rank in measured.read_measured(folder) if rank["model"] in models]
     for private, sets in sorted(utilities(folder).items()):
         best = sorted(sets, key=lambda name: -statistics.fmean(sets[name]))
         means: dict[str, dict[str, Any]] = {}

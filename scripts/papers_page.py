@@ -18,7 +18,7 @@ from hydra_plugins import pubsel_launchers
 from pubsel import records
 from pubsel.cli import _positional
 from pubsel.files import write_whole
-from pubsel.papers import make
+from pubsel.papers import make, measured
 from pubsel.papers.join import WITHOUT_PUBLIC, Work, read_work
 from pubsel.records import at
 from pubsel.settings import CONF
@@ -155,7 +155,7 @@ def lines() -> dict[str, list[tuple[list[Any], str]]]:
     """Return the lines of each section, each with what it is sorted by."""
     kept = records.read_records(ROOT / "results")
     known = {value for r in kept for value in (*str(r["private"]).split("+"), *str(r["public"]).split("+"), r["model"])}
-    for record in records.read_kind(ROOT / "results", "ranks"):
+    for record in measured.read_kind(ROOT / "results", "ranks"):
         known |= {record["private"], record["model"], *record["values"]}
     sections: dict[str, list[tuple[list[Any], str]]] = {heading: [] for heading in (*PAPERS.values(), OTHERS, OURS)}
     for name, (path, kind) in sorted(make.works().items()):

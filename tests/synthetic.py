@@ -2,7 +2,7 @@
 
 from pubsel import distances
 from pubsel import records as results
-from pubsel.papers import join
+from pubsel.papers import join, measured
 from pubsel.privacy.randomness import Secret
 from pubsel.settings.methods import option
 
@@ -53,4 +53,4 @@ def save(folder, *records):
 
 def table(name, folder):
     """The frame of a table, of the records in a folder."""
-    return join.make(name, results.read_records(folder), results.read_ranks(folder)).frame
+    return join.make(name, results.read_records(folder), measured.read_ranks(folder)).frame

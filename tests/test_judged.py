@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from pubsel import records
-from pubsel.papers import join, judged, report, typeset
+from pubsel.papers import join, judged, measured, report, typeset
 from tests.synthetic import record
 
 UTILITIES = {"mnist": 0.9, "a": 0.8, "b": 0.7, "c": 0.6, None: 0.75}
@@ -96,7 +96,7 @@ def test_records_kept_with_the_code_are_read_unless_measured_again(tmp_path):
     choice |= {key: third[key] for key in ("private", "model", "settings")}
     for one in (again, third, choice):
         records.write_record(tmp_path / "ranks" / one["identity"] / "result.json", one)
-    assert records.read_measured(tmp_path) == [again, third, second]
+    assert measured.read_measured(tmp_path) == [again, third, second]
 
 
 def test_the_report_has_the_means_of_a_table_that_judges():

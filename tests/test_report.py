@@ -13,7 +13,7 @@ from PIL import Image
 from pubsel import records
 from pubsel.cli import main
 from pubsel.messages import UsageError
-from pubsel.papers import figures, join, report
+from pubsel.papers import figures, join, measured, report
 from pubsel.papers.report import own
 from pubsel.privacy import composition, ledger
 from pubsel.release import card
@@ -285,7 +285,7 @@ def text(workplace):
 def sets_of(folder):
     """Return the user's private data sets, by title."""
     results = folder / "results"
-    read = (records.read_records, records.read_ranks, records.read_choices, ledger.ledgers)
+    read = (records.read_records, measured.read_ranks, measured.read_choices, ledger.ledgers)
     return {private.title: private for private in own.split_own(*(kind(results) for kind in read))}
 
 
@@ -351,7 +351,7 @@ def test_what_is_spent_is_the_ledgers_sum_and_the_composition_of_what_is_known(w
 
 
 def test_what_the_ledger_lacks_is_named_and_in_the_sum(workplace, tmp_path):
-    read, choices = records.read_records(workplace / "results"), records.read_choices(workplace / "results")
+    read, choices = records.read_records(workplace / "results"), measured.read_choices(workplace / "results")
     stated = ledger.stating(workplace / "results")
     lines = ledger.ledgers(workplace / "results", stated)
     assert "not in the ledger of this results folder" not in report.page(read, [], {}, choices, lines)
@@ -431,11 +431,11 @@ def test_a_distance_is_called_not_private_unless_it_is_a_release(workplace, text
     head, *rows = table_after(section_of(text, "own-1"), "<h3>What was ranked</h3>")
     assert [" ".join(words) for words in head][:3] == ["Public data", "Distance", "Guarantee"]
     assert [row[2] for row in rows] == [["not", "private"]] * 2
-    values = {rank["public"]: np.mean(rank["distance"]["values"]) for rank in records.read_ranks(workplace / "results")}
+    ranks = measured.read_ranks(workplace / "results")
+    values = {rank["public"]: np.mean(rank["distance"]["values"]) for rank in ranks}
     assert {row[0][0]: row[1][0] for row in rows} == {name: f"{value:.3f}" for name, value in values.items()}
     assert float(rows[0][1][0]) <= float(rows[1][1][0])
 
-    ranks = records.read_ranks(workplace / "results")
     line = {"cell": ranks[0]["identity"].removesuffix(f" {ranks[0]['public']}"), "private": ranks[0]["private"]}
     line |= {"what": "DP-GSD", "epsilon": 1.0, "delta": 1e-5, "release": "r", "noise": "seeded", "state": "begun"}
     line["when"] = "2026-01-01"
@@ -761,8 +761,8 @@ def test_a_private_choice_is_shown_as_one_and_never_to_be_deleted(tmp_path, fold
     words = ["private=digits", "public=[digits,noise]", "model=digits_cnn", "distance.m=100", "distance.k=4"]
     assert main(["rank", *words, "distance.initialisations=1", "epsilon_select=0.5"]) == 0
     assert main(["rank", *words, "distance.initialisations=1"]) == 0
-    (choice,) = records.read_choices(tmp_path / "results")
-    assert {one["public"] for one in records.read_ranks(tmp_path / "results")} == {"digits", "noise"}
+    (choice,) = measured.read_choices(tmp_path / "results")
+    assert {one["public"] for one in measured.read_ranks(tmp_path / "results")} == {"digits", "noise"}
     for words in (["report"], ["table", "all"], ["table", "gsd_table14"], ["table", "gsd_table2"]):
         capsys.readouterr()
         assert main(words) == 0

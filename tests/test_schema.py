@@ -13,6 +13,7 @@ import pytest
 from pubsel import records
 from pubsel.cli import main
 from pubsel.messages import UserError
+from pubsel.papers import measured
 from pubsel.settings import CONF
 from tests.made import write_lines
 from tests.synthetic import record, save
@@ -191,7 +192,7 @@ def test_a_rank_or_an_attack_that_is_none_is_left_out(tmp_path: Path, capsys, ki
     for key, value in product(("identity", *keys), (None, [1], float("nan"))):
         records.write_record(file, made | {key: value})
         records.leave_out.cache_clear()
-        assert records.read_kind(tmp_path, kind, records.Rank if kind == "ranks" else records.GsdAttack) == []
+        assert measured.read_kind(tmp_path, kind, records.Rank if kind == "ranks" else records.GsdAttack) == []
         assert str(file) in capsys.readouterr().err, (key, value)
 
 

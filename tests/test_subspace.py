@@ -14,16 +14,12 @@ from pubsel.gradients.subspace import (
     davidson,
     is_shorter,
     power_basis,
-    projection_error,
     projection_metric,
-    reconstruction,
-    residual_gram,
-    singular_values,
     sketch,
-    stable_rank,
     top_k,
 )
 from pubsel.gradients.subspace import orthonormal as make_orthonormal
+from pubsel.papers.theory.spectra import projection_error, reconstruction, residual_gram, singular_values, stable_rank
 
 MANY = 500  # rows of which Davidson's method takes less time
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from pubsel import records as results
-from pubsel.papers import join, typeset
+from pubsel.papers import join, measured, typeset
 from pubsel.settings import CONF
 from tests.synthetic import record, save
 
@@ -107,7 +107,7 @@ def test_the_index_of_tables_has_what_was_run_and_invents_nothing(tmp_path):
     assert rows["[pillar_ours](pillar_ours.md)"][3:7] == ["1 of 1", "2", "5.0", "0.00"]
     assert rows["gep_table1"][3:] == ["0 of 36", "not run", "", "", ""]
     kept = results.read_records(CONF.parent / "results")
-    ranks = results.read_ranks(CONF.parent / "results")
+    ranks = measured.read_ranks(CONF.parent / "results")
     made = typeset.index([join.make(name, kept, ranks) for name in join.table_names()], kept)
     now = (CONF.parent / "results" / "tables" / "README.md").read_text()
     assert now == made, "records have changed: run pubsel table all"

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import pandas
 
 from pubsel.papers.join import Work, paper_rows, read_work
-from pubsel.records import GsdAttack, read_kind
+from pubsel.papers.measured import read_kind
+from pubsel.records import GsdAttack
 from pubsel.settings import named
 from pubsel.settings.keys import Attack
 

@@ -22,6 +22,7 @@ from pubsel import records as results
 from pubsel.messages import UsageError, UserError
 from pubsel.papers import figures, intended, join, judged, paired, read_off, typeset
 from pubsel.papers.figures import Drawn
+from pubsel.papers.measured import read_measured
 from pubsel.settings.keys import FigureConfig
 from pubsel.settings.schema import nearest
 
@@ -59,7 +60,7 @@ def run(settings: FigureConfig) -> str:
     if name == "per_instance":
         paths, missing = draw_losses(folder), "no audits/*/per_instance.csv: pubsel audit audit.kind=per_instance"
     else:
-        records, ranks = results.read_records(folder), results.read_measured(folder)
+        records, ranks = results.read_records(folder), read_measured(folder)
         each = [*figures.CURVES, *read_off.FIGURES, *join.table_names()] if name == "all" else [name]
         if name == "adamix_attack":
             frame = attack_figure(records, folder)

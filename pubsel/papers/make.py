@@ -41,6 +41,7 @@ from pubsel import records as results
 from pubsel.messages import UsageError, UserError, duration, say
 from pubsel.papers import draw, intended, join
 from pubsel.papers.join import Spec, Work
+from pubsel.papers.measured import read_kind
 from pubsel.settings import command_line, named
 from pubsel.settings.compose import renamed
 from pubsel.settings.copies import CellCopies, settings_part
@@ -265,7 +266,7 @@ class KnownRuns:
     def read(cls, folder: Path) -> "KnownRuns":
         """Return what RESULTS/runs and ranks contain, and the records kept with the code in RESULTS/records."""
         kept = cls(results.read_records(folder))
-        for record in [*kept.runs, *results.read_kind(folder, "ranks")]:
+        for record in [*kept.runs, *read_kind(folder, "ranks")]:
             kept.names.add(record["identity"])
             settings, n = record["settings"], record.get("private_examples") or 1
             if "seconds" in record:

@@ -17,7 +17,8 @@ from pubsel.messages import UsageError, aligned
 from pubsel.papers import attacked, intended, judged, paired
 from pubsel.papers.attacked import Attacked
 from pubsel.papers.join import OWN_LABEL, Table, belonging, table_names
-from pubsel.records import as_csv, at, outdated, read_choices, read_measured, read_ranks, read_records
+from pubsel.papers.measured import read_choices, read_measured, read_ranks
+from pubsel.records import as_csv, at, outdated, read_records
 from pubsel.settings.keys import WEIGHTLESS, TableConfig
 from pubsel.settings.schema import nearest
 

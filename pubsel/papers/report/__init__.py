@@ -15,10 +15,11 @@ from pubsel.messages import at_most
 from pubsel.papers import figures, join, judged, typeset
 from pubsel.papers.intended import intended_table
 from pubsel.papers.join import Table
+from pubsel.papers.measured import read_choices, read_measured, read_ranks
 from pubsel.papers.report import own
 from pubsel.papers.report.linked import LINKED, Runs, shown_of
 from pubsel.privacy import composition, ledger
-from pubsel.records import guarantee_kind, read_choices, read_measured, read_ranks, read_records
+from pubsel.records import guarantee_kind, read_records
 from pubsel.settings import outputs
 from pubsel.settings.command_line import command
 from pubsel.settings.keys import ReportConfig

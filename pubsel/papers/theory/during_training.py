@@ -43,6 +43,7 @@ from pubsel.gradients import subspace
 from pubsel.gradients.matrix import Basis, DenseGradients, GradientMatrix, gpu_precision
 from pubsel.messages import UsageError, say
 from pubsel.papers import figures
+from pubsel.papers.theory import spectra
 from pubsel.privacy.sampling import Schedule, poisson_sample
 from pubsel.rules import canonical, has_paths, refuse_unit
 from pubsel.settings.identity import as_json, digest_of, short_name
@@ -129,7 +130,7 @@ def gsd_figure3(moment: Snapshot) -> Iterator[Row]:
     splits = {f"{moment.private} (private batch)": moment.batch}
     splits |= {public: moment.with_random_labels(public) for public in moment.public}
     for name, split in splits.items():
-        values = subspace.singular_values(DenseGradients(moment.exact(split)).gram())
+        values = spectra.singular_values(DenseGradients(moment.exact(split)).gram())
         energy = values.square().cumsum(0) / values.square().sum()
         for i in range(min(LARGEST, len(values))):
             row = {"examples": name, "index": i + 1}
@@ -149,7 +150,7 @@ def gsd_lemma41(moment: Snapshot) -> Iterator[Row]:
         measured = distances_at(moment, k)
         for public, v in largest.items():
             w = private.project(Basis([slice(0, len(v))], [v[:, :k]]))
-            bound = subspace.reconstruction(gram, w)
+            bound = spectra.reconstruction(gram, w)
             left = bound.s_next / bound.s_1
 
             row = {"public": public, "k": k, "s_1": bound.s_1, "s_next": left, "gsd": bound.gsd, "sine": bound.sine}
@@ -163,7 +164,7 @@ def gep_figure2(moment: Snapshot) -> Iterator[Row]:
     rows = moment.exact(moment.batch)
     for group, columns in {**moment.groups(), "all": slice(0, rows.shape[1])}.items():
         part = DenseGradients(rows[:, columns].clone())
-        yield {"group": group, "p": part.rows.shape[1], "stable_rank": subspace.stable_rank(part.gram())}
+        yield {"group": group, "p": part.rows.shape[1], "stable_rank": spectra.stable_rank(part.gram())}
 
 
 def gep_figure4(moment: Snapshot) -> Iterator[Row]:
@@ -182,10 +183,10 @@ def errors(moment: Snapshot, row: Row, basis: Basis) -> Iterator[Row]:
     """Yield the projection error on all parameters, and on each group."""
     n = len(moment.batch.x)
     g = moment.gradients(moment.batch).combine(torch.full((n,), 1 / n, device=moment.batch.x.device))
-    yield {**row, "group": "all", "projection_error": subspace.projection_error(g, basis)}
+    yield {**row, "group": "all", "projection_error": spectra.projection_error(g, basis)}
     for group, columns, b in zip(moment.groups(), basis.slices, basis.blocks, strict=True):
         of_group = Basis([slice(0, len(b))], [b])
-        yield {**row, "group": group, "projection_error": subspace.projection_error(g[columns], of_group)}
+        yield {**row, "group": group, "projection_error": spectra.projection_error(g[columns], of_group)}
 
 
 def gep_figure5(moment: Snapshot) -> Iterator[Row]:
@@ -197,11 +198,11 @@ def gep_figure5(moment: Snapshot) -> Iterator[Row]:
             part = DenseGradients(rows[:, columns].clone())
             gram = part.gram()
             row = {"group": group, "p": part.rows.shape[1], "k": k}
-            yield {**row, "matrix": "gradients", "vectors": 0, "stable_rank": subspace.stable_rank(gram)}
+            yield {**row, "matrix": "gradients", "vectors": 0, "stable_rank": spectra.stable_rank(gram)}
 
             for public, basis in bases.items():
                 b = basis.blocks[i].double()
-                left = subspace.stable_rank(subspace.residual_gram(gram, part.rows @ b))
+                left = spectra.stable_rank(spectra.residual_gram(gram, part.rows @ b))
                 yield {**row, "matrix": f"residuals, {public}", "vectors": b.shape[1], "stable_rank": left}
 
 
