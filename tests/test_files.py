@@ -141,7 +141,7 @@ def test_other_errors_meet_no_limit() -> None:
 
 FETCHED = SimpleNamespace(options={"files": ["MNIST/raw/t10k-images"]})
 READERS = {
-    "a/x.png": lambda path: images.read_images([path], (3, 8, 8)),
+    "a/x.png": images.photograph,
     "mine.npz": lambda path: open_dataset(str(path), str(path.parent), False),
     "mine.csv": lambda path: folders.rows_of(path, ["path"]),
     "pool/a.npy": lambda path: open_embeddings(str(path.parent)),
@@ -173,7 +173,7 @@ def read_with_no_file_left(folder: Path) -> None:
         lambda: prepared.arrays_of(folder / "a.npz", ("x",)),
         lambda: prepared.array_stream(folder / "a.npz", "x"),
         lambda: Shard(folder / "a.npy", 3, 2).rows(np.arange(1)),
-        lambda: images.read_images([folder / "a.png"], (1, 8, 8)),
+        lambda: images.photograph(folder / "a.png"),
         lambda: read_facts(folder / "model.json"),
         lambda: folders.rows_of(folder / "rows.csv", ["path"]),
         lambda: load_weights(torch.nn.Linear(1, 1), folder / "model.json", None, "checkpoint"),

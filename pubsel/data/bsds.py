@@ -8,7 +8,7 @@ import numpy as np
 from pubsel.data import prepared
 from pubsel.data.embedded import SIDE, patches_of
 from pubsel.data.folders import images_in
-from pubsel.data.images import mode_and_size, read_images
+from pubsel.data.images import photograph
 from pubsel.data.splits import SEED, Parts, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
@@ -36,10 +36,7 @@ def read_photographs(name: str, root: Path) -> list[np.ndarray]:
         if not source.is_dir():
             raise missing(name, root, f"no photographs: bsds500.npz, {ARCHIVE}/*.jpg or bsds500/*.jpg")
         folders = [source, *sorted(path for path in source.rglob("*") if path.is_dir())]
-        photographs = []
-        for path in (path for folder in folders for path in images_in(folder)):
-            _, (height, width) = mode_and_size(path)
-            photographs.append(read_images([path], (3, height, width))[0].permute(1, 2, 0).numpy())
+        photographs = [photograph(path) for folder in folders for path in images_in(folder)]
 
     # A patch has to fit into each of them.
     if not photographs:

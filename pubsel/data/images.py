@@ -1,6 +1,6 @@
 """Image files as arrays: read upright, with transparency laid on white, at one size and in grey or colour for all.
 
-A user's files are read by these rules; those of a named set as they always were (`read_images`, `unread`), since their
+A user's files are read by these rules; those of a named set as they always were (`photograph`, `unread`), since their
 records rest on it.
 """
 
@@ -255,20 +255,16 @@ def _tag(image: Image.Image, tag: int) -> Any:
     return getattr(image, "tag_v2", {}).get(tag)
 
 
-def read_images(paths: Iterable[Path | zipfile.Path], shape: Shape) -> Tensor:
-    """Return image files as uint8 [n, *shape], each scaled to cover and cut at the centre. UserError names a file that
-    is absent or no image."""
-    files = list(paths)
-    images = torch.empty((len(files), *shape), dtype=torch.uint8)
-    for i, path in enumerate(files):
-        images[i] = _read_image(path, shape)
-    return images
-
-
 def unread(paths: Sequence[Path | zipfile.Path], y: Tensor, shape: Shape, groups: Sequence[str] = ()) -> Unread:
-    """Return image files with their labels and people, as in `read_images`, each read only when it is needed."""
+    """Return image files with their labels and people, each read only when it is needed, scaled to cover and cut at the
+    centre. UserError names a file that is absent or no image."""
     names = tuple("/".join(str(path).split("/")[-2:]) for path in paths)
-    return Unread(lambda i: _read_image(paths[i], shape), y, names, tuple(groups))
+
+    def image(i: int) -> Tensor:
+        with _image(paths[i]) as opened:
+            return fitted(opened, shape)
+
+    return Unread(image, y, names, tuple(groups))
 
 
 def eight_bits(image: Image.Image, bits: int | None = None) -> Image.Image:
@@ -291,12 +287,12 @@ def fitted(image: Image.Image, shape: Shape) -> Tensor:
     return to_shape(x[None], shape)[0]
 
 
-def mode_and_size(path: Path) -> tuple[str, tuple[int, int]]:
-    """Return Pillow's mode and (height, width) of an image file, without decoding it. UserError as in `read_images`,
-    and for more than 16 bits per channel."""
+def photograph(path: Path) -> np.ndarray:
+    """Return an image file of a named set at its own size, uint8 [height, width, 3]. UserError as in `unread`, and for
+    more than 16 bits per channel."""
     with _image(path) as image:
         check_bits(image.mode, path)
-        return image.mode, (image.height, image.width)
+        return fitted(image, (3, image.height, image.width)).permute(1, 2, 0).numpy()
 
 
 def check_bits(mode: str, what: object) -> None:
@@ -304,12 +300,6 @@ def check_bits(mode: str, what: object) -> None:
     if mode.startswith(("I", "F")) and mode not in SIXTEEN:
         why = "more than 16 bits per channel"
         raise Unreadable(what, Path(str(what)).name, why, "convert it to 8 or 16 bits first")
-
-
-def _read_image(path: Path | zipfile.Path, shape: Shape) -> Tensor:
-    """Return an image file of a named set as uint8 `shape`."""
-    with _image(path) as image:
-        return fitted(image, shape)
 
 
 @contextmanager
