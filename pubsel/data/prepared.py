@@ -170,19 +170,16 @@ def _usual_names(path: Path) -> dict[str, str]:
     names = names_in(path)
     usual = {f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")}
     arrays = {name: name for name in names if name in usual}
-    with reading(path, BROKEN, CORRUPT), zipfile.ZipFile(path) as archive:
-        for name in names:
-            match = NAMED.fullmatch(name.lower())
-            if match is None or (match[1] and match[4]) or name in arrays:
-                continue
-            with archive.open(f"{name}.npy") as member:
-                shape, _, _ = _header(member)
-            if match[2] and len(shape) < 3:
-                continue
-            part = next(part for part, words in PARTS.items() if (match[1] or match[4] or part) in words)
-            kind = f"{part}_{'images' if match[2] else 'labels'}"
-            if (first := arrays.setdefault(kind, name)) not in (name, kind):
-                raise UserError(f"{path}: {first} or {name} may be {kind}: call one of them {kind}, or leave it out")
+    for name in names:
+        match = NAMED.fullmatch(name.lower())
+        if match is None or (match[1] and match[4]) or name in arrays:
+            continue
+        if match[2] and len(shape_in(path, name)) < 3:
+            continue
+        part = next(part for part, words in PARTS.items() if (match[1] or match[4] or part) in words)
+        kind = f"{part}_{'images' if match[2] else 'labels'}"
+        if (first := arrays.setdefault(kind, name)) not in (name, kind):
+            raise UserError(f"{path}: {first} or {name} may be {kind}: call one of them {kind}, or leave it out")
     return arrays
 
 
@@ -250,13 +247,6 @@ def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
         text = f"{path}: {other} of {len(y)} images have no label or several, and all others have one"
         raise UserError(f"{text}: give each one label, or leave them out")
     return y.argmax(1), names
-
-
-def classes_from(y: Tensor) -> int:
-    """Return the number of classes of labels [n], or of labels of labels [n, labels]."""
-    if y.dim() == 2:
-        return y.shape[1]
-    return int(y.max()) + 1 if len(y) else 0
 
 
 class Stream(NamedTuple):
@@ -340,7 +330,7 @@ def _check_both(
         raise UserError(f"{path}: images are {describe(have)}, not {describe(shape)}: prepare it again at that size")
 
     for part, y in zip(("train", "test"), labels, strict=True):
-        count = classes_from(y)
+        count = y.shape[1] if y.dim() == 2 else int(y.max()) + 1 if len(y) else 0
         if classes is not None and (count > classes or (y.ndim == 2 and count != classes)):
             raise UserError(f"{path}: {part}_labels out of range: {count} classes or labels, {classes} expected")
 
@@ -379,10 +369,7 @@ def _claimed(path: Path, archive: zipfile.ZipFile, name: str) -> int:
     _check_plain(path, name, dtype)
     takes = math.prod(shape) * dtype.itemsize
     if takes != has:
-        raise UserError(
-            f"{path}: {name} claims {takes:.3g} bytes and has {has:.3g}: corrupt, truncated or not a plain npz: delete "
-            "it and prepare it again"
-        )
+        raise UserError(f"{path}: {name} claims {takes:.3g} bytes and has {has:.3g}: {BROKEN}")
     return takes
 
 
