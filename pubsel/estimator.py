@@ -166,8 +166,12 @@ def fit(
     values = {"epsilon": epsilon, "delta": delta, "public": public, "groups": groups, "features": features}
     values |= {"bounds": bounds, "scale": scale, "public_labels": public_labels, "held_out": held_out}
     values |= {"accept": list(accept) or None, "results": folder / "results", "to": folder / "release", **settings}
-    with _cleared(kept), _requested(x, y, values, folder, Path(results), verbose) as (mine, checked):
-        command.run(checked)
+    try:
+        with _requested(x, y, values, folder, Path(results), verbose) as (mine, checked):
+            command.run(checked)
+    except BaseException:
+        kept.cleanup()
+        raise
 
     usual = {} if mine is None else {plain_name(name): name for name in reversed(mine.frame.columns)}
     column = next((usual[name] for name in map(plain_name, (LABEL, *OUTCOMES)) if name in usual), None)
@@ -257,16 +261,6 @@ def _requested(
         data = {"private": names[0] or x, "public": listed or None, "bounds": bounds, **unit}
         with composed("fit", words_of(data | values)) as composed_values:
             yield mine, check(FitConfig, composed_values)
-
-
-@contextmanager
-def _cleared(kept: tempfile.TemporaryDirectory[str]) -> Iterator[None]:
-    """Remove a temporary folder if what is inside fails."""
-    try:
-        yield
-    except BaseException:
-        kept.cleanup()
-        raise
 
 
 @contextmanager

@@ -765,7 +765,7 @@ def test_a_network_for_images_takes_no_rows(tmp_path, cli):
 
 def test_fields_of_a_table_go_to_json_and_back():
     fields = (Field("a"), Field("b", word="x"), Field("a", missing=True), Field("c", least=0.0, most=2.0))
-    assert tuple(Field.of(json.loads(json.dumps(field.facts()))) for field in fields) == fields
+    assert tuple(Field(**json.loads(json.dumps(field.facts()))) for field in fields) == fields
     frame = pd.DataFrame({"a": [1, None], "b": ["X ", "y"], "c": [1.0, 9.0]})
     expected = [[1, 1, 0, 0], [math.nan, 0, 1, 1]]
     np.testing.assert_array_equal(as_rows(frame, fields).numpy(), np.array(expected, dtype="float32"))

@@ -201,10 +201,6 @@ class Reader(NamedTuple):
         wait = self.few and source.texts is None  # texts are of whole sets
         return Opened(name, source, source if wait else self.through(name, source, self.like))
 
-    def first(self, opened: Opened, m: int) -> Opened:
-        """Return the first m examples of a set, as `Opened.first` does, as they are used."""
-        return self.as_used(opened.first(m))
-
     def as_used(self, chosen: Opened) -> Opened:
         """Return chosen examples of a set as they are used, such as by their features, which with `few` are computed
         here."""
@@ -652,7 +648,7 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
 
     if parts is not None:
         if not info.options.get("store"):
-            return _source(name, parts, *_known(info))
+            return _source(name, parts, info)
 
         # Decoding takes minutes, so the images are kept; a data folder may be read-only.
         files = stored.fingerprint(parts)
@@ -718,7 +714,7 @@ def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...
 def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape, unit: str | None) -> Source:
     """Open a npz, which is kept for the next cell of a sweep as long as the file is the same."""
     info = dataset_info(name)
-    return _source(name, prepared.read(npz, info.classes, shape, unit), *_known(info))
+    return _source(name, prepared.read(npz, info.classes, shape, unit), info)
 
 
 @lru_cache(maxsize=2)
@@ -853,7 +849,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
             x = held.x if len(frame) == len(held.x) else held.x[torch.tensor(frame.index.to_numpy())]
             dark = nearly_black(path.name, int((x <= DIM).flatten(1).all(1).sum()), len(x))
             findings = (*answers.findings, *dark)
-            rows = Vectors(x, answers.y, None, answers.classes, answers.names, answers.people, findings=findings)
+            rows = Vectors(x, answers.y, None, len(answers.names), answers.names, answers.people, findings=findings)
         source = _of_rows(name, _in_parts(rows))
     source = source._replace(names=tuple(map(memory.label_name, source.names)))
     return source if len(source.test.y) or not labelled else _untested(source)
@@ -889,14 +885,7 @@ def _of_texts(name: str, labelled: LabelledTexts) -> Source:
     return _own(parts, rows.classes, rows.names)._replace(findings=rows.findings, texts=in_parts)
 
 
-def _source(
-    name: str,
-    parts: Parts,
-    classes: int,
-    metric: str,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> Source:
+def _source(name: str, parts: Parts, info: Dataset) -> Source:
     """Return the source with both splits in the order that is used: shuffled if sorted by class."""
     train, train_notes = in_order(f"{name}: train", parts.train)
     test, test_notes = in_order(f"{name}: test", parts.test)
@@ -907,7 +896,7 @@ def _source(
     if parts.groups is not None:
         orders = [in_order("", Split(torch.arange(len(y)), y))[0].x for _, y in (parts.train, parts.test)]
         groups = parts.groups[0][orders[0]], parts.groups[1][orders[1]]
-    return Source(train, test, classes, metric, mean, std, notes, names=parts.names, groups=groups)
+    return Source(train, test, *_known(info), notes, names=parts.names, groups=groups)
 
 
 def same_names(public: tuple[str, ...], private: tuple[str, ...]) -> bool:
@@ -958,7 +947,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
             raise UsageError(f"{key}={m}{several}: {name} has only {available} {kind} {where}: use a smaller {key}")
 
         # No image may be on two sides, unless the set was published so.
-        chosen = read.first(opened, share)
+        chosen = read.as_used(opened.first(share))
         digests = chosen.digests(_shape(against or opened))[1]
         for what, others in [*_private_side(against, same), *seen]:
             published = what == OWN and not is_path(name)

@@ -101,16 +101,17 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
 
     # words are numbered in sorted order, so that the order of the rows decides no class
     notes = tuple[str, ...]()
-    if answers.names != tuple(map(str, range(answers.classes))):
+    classes = len(answers.names)
+    if answers.names != tuple(map(str, range(classes))):
         notes = (f"{table.name}: labels {', '.join(answers.names[:10])} numbered from 0 in this order",)
 
-    findings += [] if unit else about_names(table.name, [row[path] for row in rows], answers.classes)
+    findings += [] if unit else about_names(table.name, [row[path] for row in rows], classes)
     paths = images_at(table, rows, path)
     files = [file for file in paths if isinstance(file, Path)]
     return Listed(
         y=answers.y,
         test=answers.test,
-        classes=answers.classes,
+        classes=classes,
         files=tuple(map(stamp, arrow.arrow_files(table) if path in inside else files)),
         images=lambda: alike(table, paths, read),
         names=tuple(row[path] for row in rows),
@@ -129,11 +130,6 @@ class Answers(NamedTuple):
     names: tuple[str, ...]
     people: np.ndarray | None
     findings: tuple[Finding, ...]
-
-    @property
-    def classes(self) -> int:
-        """Return the number of classes, or labels."""
-        return len(self.names)
 
 
 def _answers(
@@ -186,7 +182,7 @@ def features_in(
     text = {*given, unit, read.split, texts, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {
         *columns
     }
-    frame = _frame(table, columns, missing, {*text, *of_words})
+    frame = numbers_in(table, missing, {*text, *of_words})
     text |= {c for c in frame if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
     rows = _as_texts(frame[[c for c in frame if c in text - {texts}]])
 
@@ -205,12 +201,6 @@ def features_in(
     features = frame[[c for c in frame if c not in used]]
     as_text = [c for c in features if c in text and c not in of_words]
     return Numbers(features.assign(**{c: features[c].mask(features[c].isin(missing)) for c in as_text}), answers)
-
-
-def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
-    """Return a table with numbers as numbers. missing: the words in place of one that is not known; text: columns that
-    are text."""
-    return _frame(table, names_of(table), missing, text)
 
 
 def is_table(path: Path) -> bool:
@@ -232,8 +222,9 @@ def names_of(table: Path) -> list[str]:
     return list(rows_of(table, (), DELIMITERS, most=1)[0])
 
 
-def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
-    """Return a table with numbers as numbers, and lists of them as a column each. text: columns that are text."""
+def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
+    """Return a table with numbers as numbers, and lists of them as a column each. missing: the words in place of a
+    number that is not known; text: columns that are text."""
     import pandas as pd
 
     if (held := memory.of_memory(table)) is not None:
@@ -246,6 +237,7 @@ def _frame(table: Path, columns: Sequence[str], missing: Sequence[str], text: Co
         check_quotes(table, file, between)
         how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "low_memory": False}
         # a word such as none may be a class, or a word with bounds
+        columns = names_of(table)
         numbers = {name: list(missing) for name in columns if name not in text}
         how |= {"dtype": dict.fromkeys(text, str), "na_values": numbers, "keep_default_na": False}
         frame = pd.read_csv(file, **how)

@@ -17,7 +17,7 @@ from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
 from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, files_below, lost_classes, other_files, same_words
 from pubsel.data.identifiers import left_out, may_be_ids
-from pubsel.data.vectors import Vectors, is_rows
+from pubsel.data.vectors import Vectors, as_text, is_rows
 from pubsel.files import plain, reading
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Read
@@ -126,15 +126,8 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
         text = f"{table.name}: {column} is read as texts, and other columns are not used: {first_of(others, 10)}"
         findings.append(Finding("columns", WARNING, f"{text}; text=none reads a table of numbers"))
     texts = tuple(frame[column].map(as_text))
-    known = answers.y, answers.test, answers.classes, answers.names, answers.people
+    known = answers.y, answers.test, len(answers.names), answers.names, answers.people
     return LabelledTexts(Vectors(torch.empty(0), *known, findings=(*answers.findings, *findings)), texts, column)
-
-
-def as_text(value: Any) -> str:
-    """Return a value of a table or of a program as a text."""
-    import pandas as pd
-
-    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 
 def files_in(folder: Path) -> list[Path]:

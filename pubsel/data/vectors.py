@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -86,11 +86,6 @@ class Field(NamedTuple):
         """Return it as config.json has it."""
         return {key: value for key, value in self._asdict().items() if value is not None and value is not False}
 
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Self:
-        """Return the column that `facts` returned."""
-        return cls(**facts)
-
 
 def numbers_of(values: pd.Series[Any]) -> np.ndarray:
     """Return the values of a column as numbers, float64 [n], each by itself, so that no row decides how others are
@@ -156,9 +151,14 @@ def outside_of(frame: pd.DataFrame, columns: Sequence[Field]) -> list[Outside]:
 
 def _as_word(value: Any) -> str:
     """Return a value of a column of words, as words are compared."""
+    return folded(as_text(value))
+
+
+def as_text(value: Any) -> str:
+    """Return a value of a table or of a program as a text."""
     import pandas as pd
 
-    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else folded(str(value))
+    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value)
 
 
 class Vectors(NamedTuple):
@@ -436,7 +436,7 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     raw: int | None = sum(column.raw for column in columns)
     if read.scale == Scale.none and not like:
         x, raw = gathered((part.nan_to_num(0.0) for part in in_parts(x, BLOCK)), len(x)), None
-    known = answers.y, answers.test, answers.classes, answers.names, answers.people
+    known = answers.y, answers.test, len(answers.names), answers.names, answers.people
     return Vectors(x, *known, columns, raw, tuple(findings), as_read)
 
 

@@ -105,7 +105,7 @@ class Classifier(NamedTuple):
 def takes_of(facts: Mapping[str, Any]) -> Takes:
     """Return the kind of input that a model takes, by the facts about it."""
     text = TextInput(**facts["text"]) if facts.get("text") else None
-    return Takes(len(facts["shape"]) == 1, tuple(map(Field.of, facts.get("columns", ()))), text)
+    return Takes(len(facts["shape"]) == 1, tuple(Field(**column) for column in facts.get("columns", ())), text)
 
 
 def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
