@@ -39,7 +39,7 @@ Composes Filters Follows How It Makes Of Shows That Those What When Where Whethe
 SHARED_NAMES = "build clipped_sum draw drawn fit listing read read_table run select write".split()
 # what does not pass yet
 LATER = """
-_private_side _fingerprint _torchvision_scale _factors _near
+_private_side _torchvision_scale _factors _near
 """.split()
 
 

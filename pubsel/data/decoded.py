@@ -97,8 +97,13 @@ def open_decoded(name: str, listed: Listed, folder: Path, keep: bool, read: Read
     UserError names the images that cannot be read, unless read.skip leaves them out; nothing is kept then, nor if the
     disk is full.
     """
+    # a fingerprint of all that decides what is kept: the files, their labels, sides and people, and how they are read
+    arrays = [listed.y.contiguous().numpy(), listed.test, listed.people]
+    parts_of = (b"" if part is None else f"{part.shape}".encode() + part.tobytes() for part in arrays)
+    rules = f"{RULES} {read.skip} {read.size} {read.channels} {read.bits} {listed.shuffle}"
+    files = digest(("\0".join((rules, *listed.files, *listed.class_names)), *parts_of))
+
     # the same files in the same order are read once in a process, and kept on disk if they are many
-    files = _fingerprint(listed, read)
     last = _LAST.pop((folder, keep), None)
     if last is None or last[0] != files:
         last = files, _opened(Reading(name, listed, read.skip), folder, files if keep else None)
@@ -192,15 +197,6 @@ def forget_decoded(folder: Path, but: str | None = None) -> None:
                     for file in (folder.parents[1] / "features").glob(f"*-{content}.*"):
                         file.unlink(missing_ok=True)
         shutil.rmtree(folder)
-
-
-def _fingerprint(listed: Listed, read: Read) -> str:
-    """Return a fingerprint of all that decides what is kept: the files, their labels, sides and people, and the rules
-    by which they are read."""
-    arrays = [listed.y.contiguous().numpy(), listed.test, listed.people]
-    parts = (b"" if part is None else f"{part.shape}".encode() + part.tobytes() for part in arrays)
-    rules = f"{RULES} {read.skip} {read.size} {read.channels} {read.bits} {listed.shuffle}"
-    return digest(("\0".join((rules, *listed.files, *listed.class_names)), *parts))
 
 
 def _order(this: Reading, rows: Rows) -> Order:

@@ -281,7 +281,6 @@ def image_arrays(path: Path) -> list[str]:
 
 def array_stream(path: Path, array: str) -> Stream:
     """Return the images of an array, which are taken from their compressed member of the npz one after another."""
-    broken = f"{path}: {BROKEN}"
     try:
         archive = zipfile.ZipFile(plain(path))
         member = archive.open(f"{array}.npy")  # open as long as images are read
@@ -306,7 +305,7 @@ def array_stream(path: Path, array: str) -> Stream:
             member.seek(first + i * count)
             data = member.read(count)
         if len(data) < count:
-            raise UserError(broken)
+            raise UserError(f"{path}: {BROKEN}")
         x = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return x.reshape(*size[1:], size[0]).permute(2, 0, 1).contiguous() if last else x.reshape(size)
 
