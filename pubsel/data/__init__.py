@@ -42,19 +42,20 @@ from pubsel.data.examples import (
 )
 from pubsel.data.findings import ERROR, Finding, first_of, settle
 from pubsel.data.images import DIM, is_dicom, nearly_black
-from pubsel.data.opened import Opened, Source
+from pubsel.data.opened import Opened
+from pubsel.data.opened import Source as Source
 from pubsel.data.overlap import Digests, among, file_state, joined, rows
 from pubsel.data.splits import (
     NO_CLASS,
     Listing,
-    Missing,
     Parts,
-    Split,
     draw_indices,
     in_order,
     in_turn,
     listing_in_order,
 )
+from pubsel.data.splits import Missing as Missing
+from pubsel.data.splits import Split as Split
 from pubsel.data.texts import LabelledTexts, TextInput, Texts, is_texts, read_texts
 from pubsel.data.unknown import refusal
 from pubsel.data.vectors import Field, Sides, Vectors, is_rows, parts_of, read_rows
@@ -63,20 +64,6 @@ from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
 from pubsel.settings.identity import is_path, overlap_of, same_path
 from pubsel.settings.keys import POOL, Convert, Metric, Overlap, Pair, Read, Take, public_sets
-
-__all__ = [
-    "Missing",
-    "Reader",
-    "Source",
-    "Split",
-    "Task",
-    "Through",
-    "load",
-    "open_dataset",
-    "public_examples",
-    "same_examples",
-    "same_names",
-]
 
 
 class Task(NamedTuple):
