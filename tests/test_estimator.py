@@ -632,6 +632,26 @@ def test_people_in_an_index_are_people(kind):
         assert len(load(Pair(private=name, unit="patient", public=None), "", False).people) == 190
 
 
+def test_labels_and_people_are_of_the_rows_that_their_index_names():
+    """Otherwise labels, and people, would be those of other rows without a word."""
+    frame = pd.DataFrame(X[:, :2], columns=["a", "b"], index=np.arange(569) + 9)
+    labels = pd.Series(Y, index=frame.index)
+    for y, groups in ((labels[::-1], None), (labels.set_axis(labels.index + 1), None), (labels, labels[::-1])):
+        with pytest.raises(UsageError, match=r"(y|groups): its index is not that of x: give \1.loc\[x.index\]"):
+            examples_in(frame, y, groups)
+    counted = frame.reset_index(drop=True)
+    with pytest.raises(UsageError, match="y: its index"):
+        examples_in(counted.sample(frac=1), labels.reset_index(drop=True))
+    for x, y in ((frame, labels), (counted, labels), (frame, Y), (frame.sample(frac=1), labels.tolist())):
+        assert examples_in(x, y).frame[LABEL].tolist() == Y.tolist()
+
+
+def test_dates_in_an_index_are_no_column():
+    days = pd.date_range("2020", periods=569, name="day")
+    for index in (days, days.to_period("D"), days - days[0]):
+        assert list(examples_in(pd.DataFrame(X[:, :2], columns=["a", "b"], index=index), Y).frame) == ["a", "b", LABEL]
+
+
 def test_a_level_of_an_index_is_a_column_of_new_rows_too():
     frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"]).set_index("c")
     model = pubsel.fit(frame, Y, epsilon=8)

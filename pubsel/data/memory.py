@@ -92,6 +92,8 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     if has_columns(x):
         x, y = of_columns(x, y)
     x = unwrapped(x)
+    for name, values in (("y", y), ("groups", groups)):
+        _check_order(name, values, x)
     if isinstance(y, str) and y == NO_LABELS:
         y = None
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
@@ -128,17 +130,33 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
     return InMemory(frame, images)
 
 
+def _check_order(name: str, values: Any, x: Any) -> None:
+    """Raise UsageError if labels or people are of other rows than x, or in another order, by the indices of both in
+    pandas. An index that only counts may be a new one of the same rows."""
+    import pandas as pd
+
+    kinds = (pd.DataFrame, pd.Series)
+    if not (isinstance(x, kinds) and isinstance(values, kinds)) or x.index.equals(values.index):
+        return
+    counts = any(each.index.equals(pd.RangeIndex(len(each))) for each in (x, values))
+    if not counts or {*x.index} == {*values.index}:
+        remedy = f"give {name}.loc[x.index], or {name}.to_numpy() if they are in the order of x"
+        raise UsageError(f"{name}: its index is not that of x: {remedy}")
+
+
 def named_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Return a table of pandas, whose columns, and levels of the index with a name, are columns that are called by
     texts. UsageError, which names `name`, if two columns have one name."""
-    levels = {
-        str(level): frame.index.get_level_values(i) for i, level in enumerate(frame.index.names) if level is not None
-    }
+    named = [
+        (str(level), frame.index.get_level_values(i)) for i, level in enumerate(frame.index.names) if level is not None
+    ]
     frame = frame.set_axis(list(map(str, frame.columns)), axis=1).reset_index(drop=True)
     if frame.columns.has_duplicates:
         raise UsageError(f"{name}: two columns are called {frame.columns[frame.columns.duplicated()][0]}: rename one")
-    # people in the index would otherwise be lost, and a row protected in their place
-    return frame.assign(**{level: values for level, values in levels.items() if level not in frame})
+    # people in the index would otherwise be lost, and a row protected in their place; dates only say when
+    return frame.assign(
+        **{level: values for level, values in named if level not in frame and not hasattr(values, "freq")}
+    )
 
 
 def _one_each(name: str, values: Any, n: int) -> np.ndarray | pd.DataFrame:
