@@ -50,7 +50,7 @@ MANY = 20  # classes that are never too many
 LARGE = 0.1  # share of all examples above which one person is doubtful
 REPEATED = 0.1  # share of public rows that equal another one, above which rows may be equal by chance
 COLUMNS = 64  # of rows, by which chance is estimated
-RARE = 0.01  # rows that equal another one by chance
+CHANCE = 0.01  # rows that equal another one by chance
 WORDY = 50  # different triples of characters in a text, as of ten words
 USUAL = 3  # times the mean number of examples of a person, below which nobody is
 
@@ -256,7 +256,7 @@ def _repeated(table: Examples, parts: Sequence[Split]) -> Iterator[Finding]:
     else:
         some = torch.cat([part.x[:, :: max(1, part.x.shape[1] // COLUMNS)] for part in parts])[torch.from_numpy(real)]
         shares = (column.unique(return_counts=True)[1] / n for column in some.nan_to_num().T)
-        by_chance = n * math.prod(float((share**2).sum()) for share in shares) > RARE
+        by_chance = n * math.prod(float((share**2).sum()) for share in shares) > CHANCE
     if not by_chance:
         text = f"{table.name}: {n} {table.kind} are {different} different ones: each copy counts as another example"
         text += ", so that an original with its copies is protected less than stated"
