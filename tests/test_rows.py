@@ -290,9 +290,10 @@ def test_codes_of_missing_numbers_stop_a_command(code, tmp_path):
     assert codes(frame) == []  # an age may be 99
     assert codes(coded) == [f"t.csv: columns have a number far from their others: score ({code:g})"]
     assert codes(frame.assign(score=coded["score"].where(frame.index != 7, code).where(frame.index % 20 != 0, 1))) == []
-    np.savez(tmp_path / "a.npz", x=coded[["age", "score"]].to_numpy(float), y=np.arange(200) % 2)
-    texts = [finding.text for finding in vectors.read_rows(tmp_path / "a.npz", None, Read()).findings]
-    assert texts == [f"a.npz: columns have a number far from their others: 1 ({code:g})"]
+    for dtype in (np.float64, np.float32, np.int16):
+        np.savez(tmp_path / "a.npz", x=coded[["age", "score"]].to_numpy(dtype), y=np.arange(200) % 2)
+        texts = [finding.text for finding in vectors.read_rows(tmp_path / "a.npz", None, Read()).findings]
+        assert texts == [f"a.npz: columns have a number far from their others: 1 ({code:g})"]
 
 
 def test_a_column_that_is_the_label_by_another_name_is_named(tmp_path):

@@ -378,10 +378,9 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
         scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts())
         return rows._replace(x=gathered(scaled, n), columns=columns, raw=0, as_read=as_read())
-    if rows.x.dtype in (torch.float64, torch.int64, torch.int32):
-        some, y = (part[:: max(1, n // BLOCK)] for part in (rows.x, rows.y))
-        about = suspicious(path.name, zip(map(str, range(d)), some.double().numpy().T, strict=True), y)
-        rows = rows._replace(findings=(*rows.findings, *about))
+    some, y = (part[:: max(1, n // BLOCK)] for part in (rows.x, rows.y))
+    about = suspicious(path.name, zip(map(str, range(d)), some.double().numpy().T, strict=True), y)
+    rows = rows._replace(findings=(*rows.findings, *about))
     if read.scale == Scale.private:
         x = gathered((part.float() for part in parts()), n)
         return rows._replace(x=x, columns=tuple(Field(str(i)) for i in range(d)), raw=d)
