@@ -874,6 +874,8 @@ def test_csv(tmp_path):
         (["path,label"], "no rows in it"),
         (["path,label,split", "00.png,1,train"], "every row is train"),
         (["path,label", "00.png,1", "09.png,0"], "09.png: no such image"),
+        (["image,label", "00,1", "01,0"], "none of the files in column image is there, the first .*/00: write whole"),
+        (["id,Image_Name,age", "1,x/00.png,1"], "none of the files in column Image_Name is there"),
     ],
 )
 def test_csv_errors(tmp_path, lines, message):

@@ -7,6 +7,7 @@ are compared as people mean them (`examples.folded`); several labels of one imag
 from __future__ import annotations
 
 import math
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -44,7 +45,7 @@ from pubsel.settings.keys import Fold, Read
 if TYPE_CHECKING:
     import pandas as pd
 
-PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path", "img", "img_path")
+PATHS = "path file filename file_name filepath file_path image image_path image_name img img_path img_name".split()
 DELIMITERS = ",;\t"
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 OUTCOMES = (*LABELS, "y", "outcome")  # of a table of numbers
@@ -108,6 +109,9 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     findings += [] if unit else about_names(table.name, [row[path] for row in rows], classes)
     paths = images_at(table, rows, path)
     files = [file for file in paths if isinstance(file, Path)]
+    if files and not any(map(os.path.exists, files)):
+        remedy = f"write whole names, such as a/1.png for {table.parent / 'a' / '1.png'}, or give another path=COLUMN"
+        raise UserError(f"{table}: none of the files in column {path} is there, the first {files[0]}: {remedy}")
     return Listed(
         y=answers.y,
         test=answers.test,
