@@ -148,6 +148,18 @@ def test_people_are_not_taken_for_classes(tmp_path, outer, inner, remedy):
     not_opened(str(tmp_path), "", rf"lie deeper than <class>/\*, such as {outer[0]}/{inner[0]}/00.png: {remedy}")
 
 
+@pytest.mark.parametrize("suffix", ["png", "txt"])
+def test_classes_are_not_taken_for_people(tmp_path, suffix):
+    """Each class would be one person, and a person several classes."""
+    for person in ("p1", "p2", "p3"):
+        classes(tmp_path / person, 1, ("cat", "dog"))
+    for file in tmp_path.rglob("*.png") if suffix == "txt" else ():
+        file.rename(file.with_suffix(".txt")).write_text(file.parent.name)
+    (finding,) = (f for f in open_dataset(str(tmp_path), "", False, "folder").findings if f.name == "labels")
+    assert finding.text.endswith(": 3 folders of classes (p1, p2, ...) have fewer of people in them")
+    assert finding.remedy == "if the classes are cat, dog, make them <class>/<person>/*"
+
+
 def test_a_folder_with_the_name_of_an_image_is_none(tmp_path):
     images(classes(tmp_path) / "a" / "x.png", 1)
     (tmp_path / "y.png").mkdir()

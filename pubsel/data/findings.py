@@ -24,7 +24,7 @@ NAMES = {
     "spellings": "people who are written in several ways, such as `P7` and `p7 `: each is one person",
     "large": "one person with more than a tenth of all examples",
     "labels": "labels that differ in case, blanks or zeros only (labels=fold makes them one); `A;B` for `A|B`; "
-    "class folders called unsup or unlabeled, or as parts",
+    "class folders called unsup or unlabeled, or as parts, or that may be people",
     "unlabelled": "examples whose label is not known (nothing, nan, -1), which are left out",
     "not_known": "labels, of several of an example, that are not known (nothing, nan), or neither 0 nor 1 (-1)",
     "conflict": "one image with several labels, or classes, which is left out",

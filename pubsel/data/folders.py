@@ -222,7 +222,8 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     unnamed = next((path for path in paths if not SURROGATES.isdisjoint(str(path))), None)
     if unnamed is not None:
         raise UserError(f"{folder}: the name of {str(unnamed.relative_to(folder))!a} is not UTF-8: rename it")
-    findings = [*places.findings, *same_words(folder, classes)]
+    keys = [] if unit is None else [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
+    findings = [*places.findings, *same_words(folder, classes, keys if people else ())]
     findings += _unread(folder, paths, [places.train, *places.held])
     findings += [] if unit else about_names(folder.name, list(map(str, paths)), len(classes))
     listed = Listed(
@@ -239,7 +240,6 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     )
     if unit is None:
         return listed
-    keys = [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
     whose, about_people = people_of(folder.name, keys)
     return listed._replace(people=whose, findings=(*findings, *about_people))
 
@@ -271,8 +271,13 @@ def _moved(train: Path, deeper: Sequence[Path]) -> str:
     return f"if each inner folder, such as {deeper[0].parent.name}, is of a person, set unit=folder; or move them up"
 
 
-def same_words(folder: Path, classes: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the finding on class folders whose names are no classes, or differ in case or blanks alone."""
+def same_words(folder: Path, classes: Sequence[str], people: Sequence[str] = ()) -> tuple[Finding, ...]:
+    """Return the finding on class folders whose names are no classes, or differ in case or blanks alone, or that may be
+    people. people: the folders in them of all examples, if these are of people."""
+    if people and len({*people}) < len(classes):
+        text = f"{folder.name}: {len(classes)} folders of classes ({first_of(classes)}) have fewer of people in them"
+        remedy = f"if the classes are {first_of(people)}, make them <class>/<person>/*"
+        return (Finding("labels", ERROR, text, remedy),)
     if unlabelled := [name for name in classes if folded(name) in NO_CLASSES]:
         text = f"{folder.name}: {unlabelled[0]} is read as a class, and has a name as of examples without labels"
         return (Finding("labels", ERROR, text, "move it elsewhere; it may be public data"),)

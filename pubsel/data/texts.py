@@ -159,7 +159,7 @@ def _of_folder(folder: Path, unit: str | None, read: Read) -> LabelledTexts:
     classes = sorted({place.label for place in places if not place.test})
     if unknown := sorted({place.label for place in places} - {*classes}):
         raise UserError(f"{folder}: class {unknown[0]} is in its test part alone: give both parts the same classes")
-    findings += same_words(folder, classes)
+    findings += same_words(folder, classes, [place.person for place in places] if unit else ())
 
     texts, damaged = list[str](), list[Path]()
     for file in [place.file for place in places]:
