@@ -130,6 +130,17 @@ def write_folder(folder: Path, rows: list[tuple[str, str]]) -> Path:
     return folder
 
 
+def test_numbers_in_a_column_with_a_name_of_texts_stop_a_command(tmp_path):
+    frame = pd.DataFrame({"age": range(40), "review": np.arange(40) % 5, "label": np.arange(40) % 2})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    findings = {finding.severity: finding for finding in opened(tmp_path / "a.csv").findings}
+    assert findings["error"].line() == (
+        "a.csv: review is read as texts, and has numbers: text=none reads a table of numbers"
+    )
+    assert "error" not in {finding.severity for finding in opened(tmp_path / "a.csv", text="review").findings}
+    assert opened(tmp_path / "a.csv", text="none").train.x.shape[1] == 2
+
+
 def test_a_folder_of_text_files_is_read(tmp_path):
     files = [(f"{part}/{c}/{i}.txt", f"{part} {c} {i}") for part in ("train", "Test") for c in "ab" for i in range(9)]
     folder = write_folder(tmp_path / "f", [*files, ("README.txt", "about"), (".git/x/y.txt", "no")])
@@ -212,7 +223,8 @@ def test_findings_name_what_they_are_of(tmp_path, kind):
     """Rows and texts are no images."""
     column = {"texts": "text", "rows": "age"}[kind]
     sides = ["train"] * 30 + ["test"] * 10
-    frame = pd.DataFrame({column: range(40), "label": ["a", "b"] * 15 + ["a"] * 10, "split": sides})
+    values = [f"word{i}" for i in range(40)] if kind == "texts" else range(40)
+    frame = pd.DataFrame({column: values, "label": ["a", "b"] * 15 + ["a"] * 10, "split": sides})
     frame.to_csv(tmp_path / "a.csv", index=False)
     source, _, findings = data.checked(str(tmp_path / "a.csv"), ".", False, None, Read())
     assert (source.kind, [finding.name for finding in findings]) == (kind, ["label_column", "few", "few"])

@@ -17,7 +17,8 @@ from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
 from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, files_below, lost_classes, other_files, same_words
 from pubsel.data.identifiers import left_out, may_be_ids
-from pubsel.data.vectors import Vectors, as_text, is_rows
+from pubsel.data.images import MOST
+from pubsel.data.vectors import Vectors, as_text, is_rows, numbers_of
 from pubsel.files import plain, reading
 from pubsel.messages import UsageError, UserError
 from pubsel.settings.keys import Read
@@ -125,6 +126,10 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
     if others := [name for name in frame if name not in {*left, column}]:
         text = f"{table.name}: {column} is read as texts, and other columns are not used: {first_of(others, 10)}"
         findings.append(Finding("columns", WARNING, f"{text}; text=none reads a table of numbers"))
+    numbers = np.isfinite(numbers_of(frame[column]))
+    if read.text is None and numbers.mean() >= MOST:
+        text = f"{table.name}: {column} is read as texts, and has numbers"
+        findings.append(Finding("columns", ERROR, text, "text=none reads a table of numbers"))
     texts = tuple(frame[column].map(as_text))
     known = answers.y, answers.test, len(answers.names), answers.names, answers.people
     return LabelledTexts(Vectors(torch.empty(0), *known, findings=(*answers.findings, *findings)), texts, column)
