@@ -235,7 +235,7 @@ def test_what_names_people_is_no_feature(tmp_path):
     "name",
     "record_id recordID record.id Respondent-ID study_id case_id household_id hadm_id pid patid SUBJID USUBJID subject "
     "eid id anon_patient_key groups id_patient idpatient patient/id subject# Subject(ID) PATNO pat_no "
-    "patienten_nr HHID num_patient speaker chart_no".split(),
+    "patienten_nr HHID num_patient speaker author chart_no Kunden-Nr. Fallnummer id_cliente user_name".split(),
 )
 @pytest.mark.parametrize("unit", [None, "who"])
 def test_ids_that_repeat_may_name_people_in_tables_and_arrays(name, unit, tmp_path):
@@ -250,6 +250,17 @@ def test_ids_that_repeat_may_name_people_in_tables_and_arrays(name, unit, tmp_pa
             named = [finding for finding in findings if finding.name == "ids"]
             assert [f.remedy[: 9 + len(name)] for f in named] == ([] if unit else [f"set unit={name}"])
             assert any(f"{what}" in f.text and name in f.text for f in findings)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_numbers_that_begin_with_zeros_are_ids(suffix, tmp_path):
+    """Whatever their column is called, unless they are a few codes."""
+    frame = people(200).assign(policy=[f"{i // 3:05}" for i in range(200)], region=[f"{i % 9:02}" for i in range(200)])
+    getattr(frame, f"to_{suffix}")(tmp_path / f"t.{suffix}", index=False)
+    source = read(str(tmp_path / f"t.{suffix}"))
+    assert [column.name for column in source.columns] == ["age", "income", "tiny", "region"]
+    (named,) = [finding for finding in source.findings if finding.name == "ids"]
+    assert named.line().startswith(f"t.{suffix}: column policy may name people, and is left out: set unit=policy")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Columns of tables, and arrays of an npz, that name people or number rows: nothing can be learned from them.
 
-Some are known by their name alone (`PERSON`). Others by their name and values: an id that repeats names what several
-rows are of, and one that never does numbers the rows.
+Some are known by their name alone (`PERSON`). Others by their values, and by their name or zeros before numbers: an id
+that repeats names what several rows are of, and one that never does numbers the rows.
 """
 
 from __future__ import annotations
@@ -10,22 +10,27 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from pubsel.data.examples import BLANK_WORDS, MANY, folded
 from pubsel.data.findings import ERROR, NOTE, Finding, first_of
 from pubsel.data.images import MOST
 
-WHO = "(patient|subject|person|participant|respondent|proband|user|customer|client|member|mrn|ssn)s?"
-NUMBER = "(id|uid|key|no|nr|num|number|code)"
+WHO = (
+    "(patient|subject|person|participant|respondent|proband|user|customer|client|member|mrn|ssn"
+    "|patiente?n|pa[cz]iente|probanden|kunden?|cliente|versicherten?)s?"
+)
+NUMBER = "(id|uid|key|no|nr|num|number|nummer|code|name)"
 PERSON = re.compile(
-    rf"{WHO}|(.+_)?({WHO}|(household|family|employee|student|patienten)s?)_?{NUMBER}|ids?_?(of_)?(the_)?{WHO}|hh_?id"
-    r"|u?subj(_?id)?|(p|pa?t|r|e)_?id|(pat|pt|subj)_?(no|nr|num)|nhs_number"
+    rf"{WHO}|(.+_)?({WHO}|(household|family|employee|student)s?)_?{NUMBER}|ids?_?(of_)?(the_)?{WHO}|hh_?id"
+    r"|(fall|konto)_?(id|nr|nummer)|u?subj(_?id)?|(p|pa?t|r|e)_?id|(pat|pt|subj)_?(no|nr|num)|nhs_number"
 )
 # names that end in id without a mark before it are listed: a grid or an acid is none; a number of patients may be a
 # count, and an animal a class, which few different values show
 RECORD = "(row|record|case|study|visit|encounter|admission|hadm|stay|icustay|sample|lesion|exam|image|chart|account)"
 OF_IDS = re.compile(
     rf"(.+_)?ids?|groups?|{RECORD}ids?|{RECORD}_?(no|nr|num|number)|(no|nr|num|number|code)_?(of_)?{WHO}"
-    r"|case|donor|speaker|volunteer|animal"
+    r"|case|donor|speaker|author|reviewer|volunteer|animal"
 )
 COUNTERS = {"index", "row", "row_number"}
 OF_PANDAS = re.compile(r"(unnamed_\d.*|index_level_\d+)?")  # names that it gives to an index in files
@@ -42,11 +47,20 @@ def may_be_ids(name: str) -> bool:
     return plain in COUNTERS or any(pattern.fullmatch(plain) for pattern in (PERSON, OF_IDS, OF_PANDAS))
 
 
+def has_zeros(values: Iterable[Any] | None) -> bool:
+    """Return whether a twentieth of the values or more are texts of digits that begin with zero: ids, and no numbers."""
+    if values is None or getattr(values, "dtype", np.dtype(object)).kind not in "OU":
+        return False
+    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    zeros = sum(value[0] == "0" and len(value) > 1 and value.isdecimal() for value in map(str.strip, texts))
+    return bool(zeros) and 20 * zeros >= len(texts)
+
+
 def names_people(name: str, values: Iterable[Any] | None) -> bool:
     """Return whether a column names people: by its name, or as an id that repeats and is none of a few categories.
     values: None: they cannot be read."""
     plain = plain_id(name)
-    if PERSON.fullmatch(plain) or not OF_IDS.fullmatch(plain):
+    if PERSON.fullmatch(plain) or not (OF_IDS.fullmatch(plain) or has_zeros(values)):
         return PERSON.fullmatch(plain) is not None
     ids = None if values is None else _ids(values)
     return ids is None or MANY < len(set(ids)) < len(ids)
@@ -57,7 +71,7 @@ def numbers_rows(name: str, values: Iterable[Any]) -> bool:
     name, whose values are different in nine tenths of the rows, so that no single one decides."""
     plain = plain_id(name)
     counts = plain in COUNTERS or OF_PANDAS.fullmatch(plain) is not None
-    if not counts and not OF_IDS.fullmatch(plain):
+    if not (counts or OF_IDS.fullmatch(plain) or has_zeros(values)):
         return False
     ids = _ids(values)
     return bool(ids) and len(set(ids)) >= (MOST if counts else 1) * len(ids)
@@ -76,7 +90,7 @@ def left_out(
 ) -> tuple[set[str], list[Finding]]:
     """Return the columns that number rows or name people, and findings. name: of their file; unit: the column
     that names the people who are protected, so that others may; what: a column is called."""
-    columns = {column: columns[column] for column in columns if may_be_ids(str(column))}
+    columns = {column: columns[column] for column in columns if may_be_ids(str(column)) or has_zeros(columns[column])}
     people = [column for column, values in columns.items() if names_people(column, values)]
     others = {column: values for column, values in columns.items() if values is not None and column not in people}
     numbered = [column for column, values in others.items() if numbers_rows(column, values)]

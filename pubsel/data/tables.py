@@ -22,6 +22,7 @@ from pubsel.data import arrow, memory
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import (
+    HEAD_LINES,
     LIKE_TEST,
     TABLES,
     TEST,
@@ -35,7 +36,7 @@ from pubsel.data.folders import (
     rows_of,
     words_in,
 )
-from pubsel.data.identifiers import left_out
+from pubsel.data.identifiers import has_zeros, left_out
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import reading
@@ -240,6 +241,9 @@ def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd
         file.seek(0)
         check_quotes(table, file, between)
         how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "low_memory": False}
+        some = pd.read_csv(file, **how, dtype=str, nrows=HEAD_LINES, keep_default_na=False)
+        text = {*text, *(name for name in columns if name in some and has_zeros(some[name]))}
+        file.seek(0)
         # a word such as none may be a class, or a word with bounds
         columns = names_of(table)
         numbers = {name: list(missing) for name in columns if name not in text}
