@@ -364,6 +364,24 @@ def test_of_several_arrays_none_is_chosen_and_those_that_are_not_read_are_named(
     assert (finding.severity, finding.text) == ("note", "a.npz: arrays that are not read: labels, x_holdout")
 
 
+@pytest.mark.parametrize("name", ["split", "is_train", "test_idx", "val_mask"])
+def test_an_array_that_may_be_the_split_stops_a_command(name, tmp_path):
+    """Otherwise the test part of its owner would be trained on without a word."""
+    for shape in ((60, 3), (60, 4, 4)):
+        arrays = {
+            "x": np.ones(shape, np.uint8),
+            "y": np.arange(60) % 2,
+            "other": np.arange(60),
+            name: np.arange(60) % 2,
+        }
+        np.savez(tmp_path / "a.npz", **arrays)
+        (finding,) = (f for f in read(str(tmp_path / "a.npz")).findings if f.name == "split")
+        assert finding.line().startswith(f"a.npz: array {name} may say train or test, and is not read: store x_train")
+        parts = {"x_train": arrays["x"], "y_train": arrays["y"], "x_test": arrays["x"], "y_test": arrays["y"]}
+        np.savez(tmp_path / "a.npz", **parts, **{name: arrays[name]})
+        assert "split" not in {finding.name for finding in read(str(tmp_path / "a.npz")).findings}
+
+
 @pytest.mark.parametrize(("delimiter", "suffix"), [(",", "csv"), (";", "csv"), ("\t", "tsv")])
 def test_missing_numbers_in_any_word_are_missing(tmp_path, delimiter, suffix):
     path = tmp_path / f"t.{suffix}"

@@ -48,7 +48,7 @@ def may_be_ids(name: str) -> bool:
 
 
 def has_zeros(values: Iterable[Any] | None) -> bool:
-    """Return whether a twentieth of the values or more are texts of digits that begin with zero: ids, and no numbers."""
+    """Return whether a twentieth of the values or more are texts of digits that begin with zero, as ids are."""
     if values is None or getattr(values, "dtype", np.dtype(object)).kind not in "OU":
         return False
     texts = [value for value in values if isinstance(value, str) and value.strip()]

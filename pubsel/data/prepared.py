@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape, describe
 from pubsel.data.examples import people_of
-from pubsel.data.findings import NOTE, Finding, first_of
-from pubsel.data.folders import TEST, TRAIN, VALIDATION
+from pubsel.data.findings import ERROR, NOTE, Finding, first_of
+from pubsel.data.folders import TEST, TRAIN, VALIDATION, words_in
 from pubsel.data.identifiers import left_out, may_be_ids
 from pubsel.data.images import DIM, MOST, nearly_black
 from pubsel.data.splits import (
@@ -35,7 +35,7 @@ from pubsel.data.splits import (
     stamp,
     to_arrays,
 )
-from pubsel.data.tables import label_words
+from pubsel.data.tables import label_words, may_be_sides
 from pubsel.files import plain, reading, unreadable, whole
 from pubsel.messages import UserError, gib
 from pubsel.settings.keys import Fold
@@ -116,6 +116,10 @@ def unread_arrays(path: Path, used: Collection[str], unit: str | None) -> list[F
             arrays = {} if objects else arrays_of(path, columns[column])
             values[column] = None if objects else [value for array in arrays.values() for value in array.tolist()]
     left, findings = left_out(path.name, values, unit, "array")
+    sides = [name for name in {*names_in(path)} - {*used} if may_be_sides(name) and len(shape_in(path, name)) == 1]
+    if sides and not any(words_in(name) & {*TRAIN} for name in used):
+        text = f"{path.name}: array {min(sides)} may say train or test, and is not read"
+        findings.append(Finding("split", ERROR, text, "store x_train, y_train, x_test and y_test in place of x and y"))
     if others := [name for column, names in columns.items() if column not in left for name in names]:
         findings.append(Finding("columns", NOTE, f"{path.name}: arrays that are not read: {first_of(others, 10)}"))
     return findings

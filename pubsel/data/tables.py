@@ -400,12 +400,17 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
     return (of_sides[0] if of_sides else None), ()
 
 
+def may_be_sides(name: str) -> bool:
+    """Return whether the name of a column or array says train or test, as is_train or test_idx."""
+    words = words_in(name) - {"is", "in", "mask", "idx", "index", "indices"}
+    return plain_name(name) in SPLITS or (bool(words) and words <= SPLIT_WORDS)
+
+
 def _may_be_split(column: str, values: set[str]) -> bool:
     """Return whether a column says train or test in other words: by its name, as is_train, by one of its values, or by
     a part of each, as PublicTest. values: folded."""
-    by_name = words_in(column) - {"is", "in"}
     parts = [any(word in value for word in ("train", "test", "valid")) for value in values]
-    named = bool(by_name) and by_name <= SPLIT_WORDS
+    named = may_be_sides(column)
     return len(values) <= MOST_SIDES and (named or bool(values & set(SIDES)) or (len(parts) > 1 and all(parts)))
 
 
