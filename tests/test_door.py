@@ -566,6 +566,10 @@ def test_people_of_dicom_files_are_their_patients(tmp_path):
     assert task.units + task.held_out_units + len(task.test.y) / 4 == 20
     assert task.shape == (1, 8, 8)
     refused(r"DICOM has no such tag", tmp_path / "f", unit="Patient", kind=UsageError)
+    refused("80 DICOM images are of 20 patients: set pair.unit=PatientID, or an image is", tmp_path / "f")
+    rows = [f"f/c{Y[i] % 2}/{i}.dcm,{Y[i] % 2}" for i in range(80)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label", *rows]))
+    refused("of 20 patients: add a column of them, and set pair.unit=COLUMN", tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize("name", ["IM{:04d}", "1.2.840.{}", "{}.IMA", "scan.{:03d}"])

@@ -1,6 +1,7 @@
 """Image files: folders of classes and CSV tables, of the user or of a named set in its original layout."""
 
 import codecs
+import contextlib
 import csv
 import os
 import re
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pubsel.data.convert import Shape
-from pubsel.data.examples import folded, people_of
+from pubsel.data.examples import NOT_KNOWN, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.images import MOST, SUFFIXES, alike, dicom_tag, is_dicom, unread
 from pubsel.data.splits import SEED, Listed, Listing, Unread, group_of, held_out, missing, stamp
@@ -225,7 +226,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     keys = [] if unit is None else [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
     findings = [*places.findings, *same_words(folder, classes, keys if people else ())]
     findings += _unread(folder, paths, [places.train, *places.held])
-    findings += [] if unit else about_names(folder.name, list(map(str, paths)), len(classes))
+    findings += [] if unit else about_patients(folder.name, paths, list(map(str, paths)), len(classes))
     listed = Listed(
         y=torch.from_numpy(labels.astype(np.int64)),
         test=test,
@@ -292,6 +293,23 @@ def same_words(folder: Path, classes: Sequence[str], people: Sequence[str] = ())
         return ()
     text = f"{folder.name}: class folders {first_of(map(repr, several[0]), 3)} differ in how they are written alone"
     return (Finding("labels", ERROR, text, "make them one folder"),)
+
+
+def about_patients(
+    name: str, paths: Sequence[object], files: Sequence[str], classes: int, remedy: str = "set unit=PatientID"
+) -> Iterator[Finding]:
+    """Yield the findings on images that may be of people: the first DICOM files of `paths`, several of which are of one
+    patient, or names of files (`about_names`)."""
+    patients = list[str]()
+    for path in paths[:HEAD_LINES]:
+        with contextlib.suppress(UserError):  # of a file that cannot be read, which is named later
+            patients += [dicom_tag(path, "PatientID")] if isinstance(path, Path) and is_dicom(path) else []
+    known = [patient for patient in map(folded, patients) if patient not in NOT_KNOWN]
+    if 1 < len({*known}) < len(known):
+        text = f"{name}: {len(known)} DICOM images are of {len({*known})} patients"
+        yield Finding("ids", ERROR, text, f"{remedy}, or an image is protected, not a person")
+    else:
+        yield from about_names(name, files, classes)
 
 
 def about_names(name: str, files: Sequence[str], classes: int) -> Iterator[Finding]:

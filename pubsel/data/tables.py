@@ -29,7 +29,7 @@ from pubsel.data.folders import (
     TRAIN,
     VALIDATION,
     TableRow,
-    about_names,
+    about_patients,
     check_quotes,
     delimiter_of,
     open_text,
@@ -107,8 +107,9 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     if answers.names != tuple(map(str, range(classes))):
         notes = (f"{table.name}: labels {', '.join(answers.names[:10])} numbered from 0 in this order",)
 
-    findings += [] if unit else about_names(table.name, [row[path] for row in rows], classes)
     paths = images_at(table, rows, path)
+    remedy = "add a column of them, and set unit=COLUMN"
+    findings += [] if unit else about_patients(table.name, paths, [row[path] for row in rows], classes, remedy)
     files = [file for file in paths if isinstance(file, Path)]
     if files and not any(map(os.path.exists, files)):
         remedy = f"write whole names, such as a/1.png for {table.parent / 'a' / '1.png'}, or give another path=COLUMN"
