@@ -84,15 +84,17 @@ def test_a_class_may_be_called_train_or_test(tmp_path):
         ("3f{:04}-a{}", None),
     ],
 )
-@pytest.mark.parametrize("of_table", [False, True])
-def test_names_of_files_that_may_be_of_people_are_warned_of(tmp_path, name, first, of_table):
+@pytest.mark.parametrize("kind", ["images", "table", "texts"])
+def test_names_of_files_that_may_be_of_people_are_warned_of(tmp_path, name, first, kind):
     lines = ["path,label"]
     for i, file in enumerate(sorted(classes(tmp_path, 30, ["a/x", "b/x"]).rglob("*.png"))):
         number = i if name.startswith("3f") else i // 3
-        new = file.parents[1] / f"{name.format(number, i % 3, i)}.png"
+        new = file.parents[1] / f"{name.format(number, i % 3, i)}.{'txt' if kind == 'texts' else 'png'}"
         lines.append(f"{file.rename(new).relative_to(tmp_path)},{new.parent.name}")
+        if kind == "texts":
+            new.write_text("a text")
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    source = open_dataset(str(tmp_path / "t.csv" if of_table else tmp_path), "", False)
+    source = open_dataset(str(tmp_path / "t.csv" if kind == "table" else tmp_path), "", False)
     of_people = [finding for finding in source.findings if finding.name == "ids"]
     assert [finding.severity for finding in of_people] == ["warning"] * (first is not None)
     assert all(f"whose they are: 20, such as {first}" in finding.text for finding in of_people)

@@ -15,7 +15,17 @@ from torch import Tensor
 from pubsel.data import memory, tables
 from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, WARNING, Finding, first_of
-from pubsel.data.folders import PARTS, SURROGATES, TRAIN, all_images, files_below, lost_classes, other_files, same_words
+from pubsel.data.folders import (
+    PARTS,
+    SURROGATES,
+    TRAIN,
+    about_names,
+    all_images,
+    files_below,
+    lost_classes,
+    other_files,
+    same_words,
+)
 from pubsel.data.identifiers import left_out, may_be_ids
 from pubsel.data.images import MOST
 from pubsel.data.vectors import Vectors, as_text, is_rows, numbers_of
@@ -165,6 +175,7 @@ def _of_folder(folder: Path, unit: str | None, read: Read) -> LabelledTexts:
     if unknown := sorted({place.label for place in places} - {*classes}):
         raise UserError(f"{folder}: class {unknown[0]} is in its test part alone: give both parts the same classes")
     findings += same_words(folder, classes, [place.person for place in places] if unit else ())
+    findings += [] if unit else about_names(folder.name, [place.file.name for place in places], len(classes))
 
     texts, damaged = list[str](), list[Path]()
     for file in [place.file for place in places]:
