@@ -87,6 +87,18 @@ def test_a_person_who_is_written_in_two_ways_is_one(tmp_path):
     assert "50 people are written in several ways" in named(task)["spellings"].text
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "near"),
+    [("P{}", "P{:03}", True), ("P {}", "p_{:02}", True), ("A-{}", "a {}", True), ("{}.5", "{}.05", False)],
+)
+def test_people_who_may_be_one_stop_a_command(tmp_path, one, other, near):
+    path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{(one, other)[i % 2].format(i // 4 + 1)}", "path,label,patient")
+    findings = open_dataset(str(path), "", False, "patient").findings
+    assert [finding.severity for finding in findings if finding.name == "spellings"] == ["error"] * near
+    if near:
+        refused(r"25 people may be several each: '.*1', '.*1': write each in one way; accepted", path, unit="patient")
+
+
 def test_people_without_a_name_stop_everything(tmp_path):
     path = table(tmp_path / "t", lambda i: f"{Y[i] % 2},{'nan' if i % 3 else i}", "path,label,patient")
     refused(r"66 of 100 examples name nobody \('nan'\): say who they are of", path, unit="patient", accept=["nobody"])

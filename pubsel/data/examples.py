@@ -156,6 +156,13 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
             f"{what}: {len(several)} people are written in several ways and are one each, such as {first_of(several)}"
         )
         findings.append(Finding("spellings", WARNING, text))
+    near = dict[str, list[str]]()
+    for name in sorted(spelt):
+        words = re.sub(r"[^\w.]+|_", " ", name)
+        near.setdefault(re.sub(r"(?<![\d.])0+(?=\d)", "", words), []).append(name)
+    if alike := [ways for ways in near.values() if len(ways) > 1]:
+        text = f"{what}: {len(alike)} people may be several each: {first_of(map(repr, alike[0]))}"
+        findings.append(Finding("spellings", ERROR, text, "write each in one way; accepted, they are different people"))
 
     sizes, n = Counter(names[key] for key in keys), len(keys)
     large = [f"{name} has {size}" for name, size in sizes.items() if size > max(LARGE * n, USUAL * n / len(sizes))]

@@ -21,7 +21,7 @@ NAMES = {
     "not_read": "files and folders next to the images that are not read",
     "hidden": "hidden folders, such as .ipynb_checkpoints, which are no classes",
     "nobody": "examples whose person is not named: nan, unknown, - or nothing",
-    "spellings": "people who are written in several ways, such as `P7` and `p7 `: each is one person",
+    "spellings": "people written in several ways, `P7` and `p7 `, who are one; an error if they may be: `P7` and `P07`",
     "large": "one person with more than a tenth of all examples",
     "labels": "labels that differ in case, blanks or zeros only (labels=fold makes them one); `A;B` for `A|B`; "
     "class folders called unsup or unlabeled, or as parts, or that may be people",
