@@ -1296,13 +1296,14 @@ def test_two_columns_of_one_name_are_no_choice(tmp_path):
         at_path(table(tmp_path / "u", str, "path,Path"))
 
 
-@pytest.mark.parametrize("ways", ["a;b", "b, a", "[a, b]", "['b', 'a']"])
+@pytest.mark.parametrize("ways", ["a;b", "b, a", "[a, b]", "['b', 'a']", "{a, c}", "b/a", "a+b", "b & a"])
 def test_several_labels_with_another_sign_between_them_are_no_class(tmp_path, ways):
     only = ("[a]", "[b]") if "[" in ways else ("a", "b")
     path = table(tmp_path / "t", lambda i: f'"{(*only, ways)[i % 3]}"')
     refused(r"may be several, since each part is a label: write A\|B", path)
     assert task_of(path, accept=["labels"]).classes == 3
-    assert task_of(table(tmp_path / "u", lambda i: f'"{("x, y", "z")[i % 2]}"')).names == ("x, y", "z")
+    for names in (("x, y", "z"), ("[0, 18)", "[18, 99)"), ("x/y", "y")):
+        assert task_of(table(tmp_path / "u", lambda i, names=names: f'"{names[i % 2]}"')).names == names
 
 
 @pytest.mark.parametrize("test", ["x_test y_test", "valid_images valid_labels"])

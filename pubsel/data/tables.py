@@ -527,10 +527,11 @@ def label_words(
         spelt = {word: [word] for ways in spelt.values() for word in ways}
 
     # several labels of one image with another sign between them
-    marks = " []'\""
-    parts = {word: [folded(part.strip(marks)) for part in re.split("[;,]", word)] for word in spelt}
+    marks = " []{}'\""
+    parts = {word: [folded(part.strip(marks)) for part in re.split("[;,/+&]", word)] for word in spelt}
     single = {of[0] for of in parts.values() if len(of) == 1}
-    if joined := [word for word, of in parts.items() if len(of) > 1 and single.issuperset(of)]:
+    lists = {word for word in spelt if word[:1] + word[-1:] in ("[]", "{}")}
+    if joined := [word for word, of in parts.items() if len(of) > 1 and (single.issuperset(of) or word in lists)]:
         text = f"{table.name}: label {joined[0]!r} may be several, since each part is a label"
         findings.append(Finding("labels", ERROR, text, "write A|B"))
 
