@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import pubsel
-from pubsel.messages import CellsFailed, UsageError, UserError, bars, limit, out_of_memory, stopped_by_signals
+from pubsel.messages import NO_HOME, CellsFailed, UsageError, UserError, bars, limit, out_of_memory, stopped_by_signals
 from pubsel.privacy import ledger
 from pubsel.records import BrokenRecord, expanded
 from pubsel.settings import CONF, compose, explain, fetching, named
@@ -435,7 +435,7 @@ def _message(error: Exception) -> tuple[str, int]:
         return compose.explained(error, "run"), 2
 
     if isinstance(error, RuntimeError) and "home directory" in str(error):
-        return "a path begins with ~ and the name of no user: give the whole path, from / on", 1
+        return NO_HOME, 1
     if out_of_memory(error):
         return "out of memory: lower training.chunk, algorithm.k or pair.m", 1
 

@@ -37,7 +37,7 @@ from pubsel.data.memory import (
 )
 from pubsel.data.tables import OUTCOMES, plain_name
 from pubsel.data.texts import column_of_texts
-from pubsel.messages import RENAMED, UsageError, UserError, with_names
+from pubsel.messages import NO_HOME, RENAMED, UsageError, UserError, with_names
 from pubsel.privacy import ledger
 from pubsel.release.reopen import opened
 from pubsel.settings.compose import composed, words_of
@@ -275,6 +275,10 @@ def _in_words(names: Sequence[str], results: Path, verbose: bool) -> Iterator[No
     except UserError as error:
         error.args = (with_names(str(error), words), *error.args[1:])
         raise
+    except RuntimeError as error:
+        if "home directory" not in str(error):
+            raise
+        raise UserError(NO_HOME) from None
     finally:
         ledger.PLACE.reset(place)
         RENAMED.reset(quiet)

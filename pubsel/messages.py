@@ -150,6 +150,7 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
 
 
 RENAMED: ContextVar[Mapping[str, str] | None] = ContextVar("RENAMED", default=None)  # of data in memory, for messages
+NO_HOME = "a path begins with ~ and the name of no user: give the whole path, from / on"
 ROOM = "make room, or take a folder on another disk (results=, data_root=, to=)"
 LIMITS = {  # of the system, with what helps: nothing is wrong with the file that was opened or written then
     errno.ENOSPC: ROOM,

@@ -19,7 +19,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
-from pubsel import rank
+from pubsel import fit, rank
 from pubsel.cli import main
 from pubsel.commands.predict import batches
 from pubsel.data import examples, findings, load, open_dataset, tables
@@ -387,6 +387,9 @@ def test_a_path_that_begins_with_a_tilde_is_one_line(tmp_path, monkeypatch, caps
     Path("~x.csv").write_text("a,label\n1,0\n")
     assert main(["data", "check", "./~x.csv"]) == 1
     assert "begins with ~ and the name of no user" in capsys.readouterr().err
+    with pytest.raises(UserError, match="begins with ~ and the name of no user"):
+        fit("./~x.csv")
+    assert at_path("./~x.csv", Takes(True, (Field("a"),))).n == 1
 
 
 def test_a_path_without_its_dot_is_told_from_a_named_set(tmp_path, monkeypatch, capsys):

@@ -106,7 +106,7 @@ def _rows(x: np.ndarray | Tensor) -> Tensor:
 def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
     """Return the images of a path: of a folder all that lie in it, at any depth; of a CSV those of its column path; of
     an npz its arrays whose names end in images; or one image; or its rows of numbers. UserError if there are none."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # as ./~a.csv, too
     if not path.exists():
         raise UserError(f"{name}: no such file or folder")
     plain(path)
