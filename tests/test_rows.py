@@ -1113,11 +1113,32 @@ def test_decimal_commas_are_called_that(tmp_path):
     assert (finding.name, finding.text) == ("words", "t.csv: columns have numbers with decimal commas: a")
 
 
-def test_commas_between_thousands_are_no_decimal_ones(tmp_path):
-    rows = "".join(f'"{237 * i:,}",{i},{i % 2}\n' for i in range(5000))
+@pytest.mark.parametrize("sign", ",.")
+def test_signs_between_thousands_are_no_decimal_ones(sign, tmp_path):
+    numbers = [f"{237 * i % 90000:,}".replace(",", sign) for i in range(5000)]
+    rows = "".join(f'"{number}",{i},{i % 2}\n' for i, number in enumerate(numbers))
     (tmp_path / "t.csv").write_text(f"a,b,label\n{rows}")
-    (finding,) = (f for f in vectors.read_rows(tmp_path / "t.csv", None, Read()).findings if f.severity == "error")
-    assert (finding.name, finding.text) == ("words", "t.csv: columns have numbers with commas between thousands: a")
+    text = "columns have numbers with commas or points between thousands: a"
+    frame = pd.read_csv(tmp_path / "t.csv", dtype={"a": str})
+    with memory.holding(memory.examples_in(frame)) as (name,):
+        for path in (str(tmp_path / "t.csv"), name):
+            (finding,) = (f for f in read(path).findings if f.severity == "error")
+            assert (finding.name, finding.text.partition(": ")[2]) == ("words", text)
+    with pytest.raises(UserError, match="values in columns of numbers are none"):
+        vectors.new_rows("new", frame, (Field("a"),))
+    rows = "".join(f"{i % 40 / 8:.3f},{i},{i % 2}\n" for i in range(5000))
+    (tmp_path / "t.csv").write_text(f"a,b,label\n{rows}")
+    assert [column.name for column in read(str(tmp_path / "t.csv")).columns] == ["a", "b"]
+
+
+def test_a_table_of_numbers_with_names_of_images_is_named(tmp_path):
+    frame = people(60).assign(ImageID=[f"{i:04}.png" for i in range(60)])
+    (finding,) = (f for f in read(table(tmp_path / "t.csv", frame)).findings if f.name == "columns" and f.remedy)
+    assert finding.line().endswith("ImageID has names of images, and the other columns are read: set path=ImageID")
+    with pytest.raises(
+        UserError, match="it has ImageID: give text=COLUMN or path=COLUMN, if one"
+    ):
+        read(table(tmp_path / "t.csv", frame[["ImageID", "label"]]))
 
 
 def test_arrays_have_labels_as_tables_do_and_public_ones_need_none(tmp_path):

@@ -11,7 +11,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -243,7 +243,7 @@ def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd
         check_quotes(table, file, between)
         how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "low_memory": False}
         some = pd.read_csv(file, **how, dtype=str, nrows=HEAD_LINES, keep_default_na=False)
-        text = {*text, *(name for name in columns if name in some and has_zeros(some[name]))}
+        text = {*text, *(name for name in some if has_zeros(some[name]) or has_points(some[name]))}
         file.seek(0)
         # a word such as none may be a class, or a word with bounds
         columns = names_of(table)
@@ -256,6 +256,15 @@ def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd
             file.seek(0)
             frame = pd.read_csv(file, **how, index_col=False, usecols=range(len(columns)))
         return frame
+
+
+def has_points(values: Iterable[object]) -> bool:
+    """Return whether texts are whole numbers, of which several have a point between thousands, as 1.234, and others are
+    below a thousand."""
+    texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    pointed = sum("." in text for text in texts)
+    whole = re.compile(r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d{1,3})")
+    return min(pointed, len(texts) - pointed) > 1 and sum(map(bool, map(whole.fullmatch, texts))) >= MOST * len(texts)
 
 
 def _check_unit(table: Path, columns: Sequence[str], unit: str | None) -> None:

@@ -111,7 +111,8 @@ def not_numbers(frame: pd.DataFrame, columns: Sequence[Field]) -> str:
     for name in dict.fromkeys(column.name for column in columns if column.word is None):
         if frame[name].dtype.kind not in "fiub":
             values = frame[name].dropna()
-            wrong += [str(value) for value in values[np.isnan(numbers_of(values))] if str(value).strip() not in MISSING]
+            values = values if tables.has_points(values) else values[np.isnan(numbers_of(values))]
+            wrong += [str(value) for value in values if str(value).strip() not in MISSING]
     return f"{len(wrong)} values in columns of numbers are none, such as {first_of(map(repr, wrong))}" if wrong else ""
 
 
@@ -421,6 +422,11 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
         columns, more = _columns_of(table, frame, unit, read, bounds)
         unbounded = ((column.name, numbers_of(frame[column.name])) for column in columns if column.raw)
         findings += [*more, *suspicious(table.name, unbounded, answers.y)]
+    for name in frame:
+        strings = memory.strings_in(frame[name][:BLOCK]) if frame[name].dtype.kind == "O" else None
+        if strings and np.mean([*map(memory.path_ends, strings)]) >= MOST:
+            text = f"{table.name}: column {name} has names of images, and the other columns are read"
+            findings.append(Finding("columns", ERROR, text, f"set path={name}"))
     findings += [
         Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
         for column in outside_of(frame, columns)
@@ -623,8 +629,12 @@ def _columns_of(
         findings.append(Finding("missing", ERROR, f"{table.name}: {text}", "correct them; accepted, they are missing"))
     if not columns:
         commas = any("decimal commas" in finding.text for finding in findings)
-        remedy = f"with decimal commas: {POINTS}" if commas else "give text=COLUMN, if one is of texts"
-        raise UserError(f"{table}: no column of numbers: it has {first_of(features, 20)}: {remedy}")
+        remedy = (
+            f"with decimal commas: {POINTS}"
+            if commas
+            else "give text=COLUMN or path=COLUMN, if one is of texts or images"
+        )
+        raise UserError(f"{table}: no column of numbers: it has {first_of([*features, *left], 20)}: {remedy}")
     if absent:
         text = f"{table.name}: a tenth of the rows or more have no number in {first_of([c.name for c in absent], 10)}"
         findings.append(Finding("missing", NOTE, f"{text}: that is a column of 0 and 1 for each"))
@@ -639,7 +649,11 @@ def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
     texts = {column: features[column].dropna().astype(str).str for column in features}
     kinds = {column: pd.api.types.infer_dtype(features[column]) for column in features}
     of_texts = [column for column in features if not re.match("date|time|period|complex", kinds[column])]
-    thousands = [column for column in of_texts if texts[column].fullmatch(THOUSANDS).mean() > MOST]
+    thousands = [
+        column
+        for column in of_texts
+        if texts[column].fullmatch(THOUSANDS).mean() > MOST or tables.has_points(features[column])
+    ]
     commas = [c for c in of_texts if c not in thousands and texts[c].fullmatch(DECIMAL).mean() > MOST]
     others = [column for column in of_texts if column not in (*thousands, *commas)]
     different = {column: features[column].dropna().map(_as_word).nunique() for column in others}
@@ -647,8 +661,8 @@ def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
     few = [column for column in features if column not in (*many, *commas, *thousands)]
     findings = list[Finding]()
     if thousands:
-        text = f"{name}: columns have numbers with commas between thousands: {first_of(thousands, 4)}"
-        remedy = "write 1,234 as 1234, or as 1.234 if its comma is decimal; accepted, they are left out"
+        text = f"{name}: columns have numbers with commas or points between thousands: {first_of(thousands, 4)}"
+        remedy = "write 1,234 and 1.234 as 1234, and a decimal comma as a point; accepted, they are left out"
         findings.append(Finding("words", ERROR, text, remedy))
     if commas:
         text = f"{name}: columns have numbers with decimal commas: {first_of(commas, 4)}"
@@ -678,7 +692,7 @@ def _words_in(features: pd.DataFrame, unbounded: bool) -> tuple[list[str], list[
             continue
         values = values.dropna()
         other = values[np.isnan(numbers_of(values))]
-        if len(other) > OFTEN * len(values) or kind in "mM":  # dates
+        if len(other) > OFTEN * len(values) or kind in "mM" or tables.has_points(values):  # dates
             columns.append(name)
         else:
             words += map(str, other)
