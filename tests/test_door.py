@@ -372,7 +372,7 @@ def test_each_finding_is_in_the_reference():
     assert used > findings.FINAL
 
 
-@pytest.mark.parametrize("name", ["my.zip", "x.h5", "notes.docx"])
+@pytest.mark.parametrize("name", ["my.zip", "x.h5", "notes.docx", "x.dta"])
 def test_a_file_of_another_type_is_no_damaged_one(tmp_path, name, capsys):
     (tmp_path / name).write_bytes(b"anything")
     assert main(["data", "check", str(tmp_path / name)]) == 1

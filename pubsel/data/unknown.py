@@ -13,13 +13,15 @@ UNPACKED = {  # how the name of an archive ends, longer endings first, and the c
 TABLES = {  # how pandas reads a table of this suffix
     ".tsv": 'read_csv({file!r}, sep="\\t")',
     ".parquet": "read_parquet({file!r})",
-    ".pq": "read_parquet({file!r})",
-    ".feather": "read_feather({file!r})",
+    **dict.fromkeys((".pq", ".parq"), "read_parquet({file!r})"),
+    **dict.fromkeys((".feather", ".arrow"), "read_feather({file!r})"),
+    ".sav": "read_spss({file!r})",
+    ".dta": "read_stata({file!r})",
+    ".sas7bdat": "read_sas({file!r})",
     ".jsonl": "read_json({file!r}, lines=True)",
     ".ndjson": "read_json({file!r}, lines=True)",
     ".json": "read_json({file!r})",
-    ".xlsx": "read_excel({file!r})",
-    ".xls": "read_excel({file!r})",
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "read_excel({file!r})"),
 }
 LOADED = {  # what reads arrays from a file of this suffix
     ".npy": "numpy.load({file!r})",
