@@ -380,6 +380,7 @@ def test_a_file_of_another_type_is_no_damaged_one(tmp_path, name, capsys):
     assert "is not read" in err
     assert "corrupt" not in err
     assert "delete" not in err
+    assert ("pandas.read_stata('x.dta').to_csv('x.csv', index=False)" in err) == (name == "x.dta")
 
 
 def test_a_path_that_begins_with_a_tilde_is_one_line(tmp_path, monkeypatch, capsys):

@@ -586,6 +586,8 @@ def rows_of(
         raise UserError(f"{table}: no such file") from None
     except (OSError, csv.Error) as error:
         raise unreadable(table, error, "not a readable CSV") from None
+    if have and have[0].startswith("\ufeff"):
+        raise UserError(f"{table}: it begins with two marks of UTF-8: remove one")
     numbers = [float(name.replace(",", ".")) for name in have if NUMBER.fullmatch(name.strip())]
     counted = len(numbers) != 1 and sorted(numbers) in ([*range(len(numbers))], [*range(1, len(numbers) + 1)])
     in_order = len(numbers) >= ORDERED and bool((np.diff(numbers) > 0).all() or (np.diff(numbers) < 0).all())
