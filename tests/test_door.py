@@ -892,6 +892,7 @@ def test_measurements_are_no_classes(tmp_path):
         ("0,0,5.1,M\n0,1,4.9,B\n", "has values, and no names"),
         ("17;1,5;M\n16;1,4;B\n", "has values, and no names"),
         ("-1.5\t2e-3\n1.5\t0\n", "has values, and no names"),
+        (2 * "\xef\xbb\xbf" + "label,a\n0,1\n1,0\n", "it begins with two marks of UTF-8: remove one"),
     ],
 )
 def test_a_table_that_is_not_well_formed_is_one_line(tmp_path, text, message):
@@ -1197,6 +1198,8 @@ def test_labels_of_arrays_in_words_are_class_names(tmp_path):
         assert task.names == ("ant", "cat", "dog")
         plain = task_of(arrays_under(tmp_path / "b.npz", "X y x_test y_test"))
         assert (2 - task.private.y == plain.private.y).all()
+    floats = task_of(arrays_under(tmp_path / "c.npz", "X y x_test y_test", label=lambda y: y + 1.0))
+    assert (floats.names, floats.private.y.tolist()) == (("1", "2", "3"), plain.private.y.tolist())
     refused(
         r"a.npz: labels 'Cat', 'cat' differ .*: write each class in one way",
         arrays_under(tmp_path / "a.npz", "X y", label=lambda y: np.array(["Cat", "cat", "ant"])[y]),

@@ -1135,9 +1135,7 @@ def test_a_table_of_numbers_with_names_of_images_is_named(tmp_path):
     frame = people(60).assign(ImageID=[f"{i:04}.png" for i in range(60)])
     (finding,) = (f for f in read(table(tmp_path / "t.csv", frame)).findings if f.name == "columns" and f.remedy)
     assert finding.line().endswith("ImageID has names of images, and the other columns are read: set path=ImageID")
-    with pytest.raises(
-        UserError, match="it has ImageID: give text=COLUMN or path=COLUMN, if one"
-    ):
+    with pytest.raises(UserError, match="it has ImageID: give text=COLUMN or path=COLUMN, if one"):
         read(table(tmp_path / "t.csv", frame[["ImageID", "label"]]))
 
 

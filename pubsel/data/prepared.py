@@ -424,11 +424,18 @@ def _check_plain(path: Path, array: str, dtype: np.dtype) -> None:
         )
 
 
+def whole_labels(labels: np.ndarray) -> np.ndarray:
+    """Return labels [n] that are whole numbers, such as 1.0, as integers, and others as they are."""
+    whole_numbers = labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all()
+    return labels.astype(np.int64) if whole_numbers else labels
+
+
 def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray, below: bool = False) -> np.ndarray:
     """Return the labels, [n] or [n, labels], of n images. below: whether they may be below 0. UserError if they are
     malformed."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
+    labels = whole_labels(labels)
     if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):
         raise UserError(
             f"{path}: {array} is {labels.dtype} of shape {list(labels.shape)}, not integers [n] or 0/1 [n, labels]"

@@ -27,7 +27,16 @@ from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
 from pubsel.data.identifiers import COUNTERS, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
 from pubsel.data.overlap import Digest, digests, remember
-from pubsel.data.prepared import PARTS, arrays_of, classes_of, names_in, people_in, shape_in, unread_arrays
+from pubsel.data.prepared import (
+    PARTS,
+    arrays_of,
+    classes_of,
+    names_in,
+    people_in,
+    shape_in,
+    unread_arrays,
+    whole_labels,
+)
 from pubsel.data.splits import Split
 from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
 from pubsel.messages import UsageError, UserError, say
@@ -347,8 +356,7 @@ def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
         labels = labels[:, 0]
     if len(labels) != n:
         raise UserError(f"{path}: {name} has {len(labels)} labels for {n} rows: give one for each")
-    if labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all():
-        labels = labels.astype(np.int64)
+    labels = whole_labels(labels)
     if labels.dtype.kind not in ("iubUS" if labels.ndim == 1 else "iubf"):
         raise UserError(f"{path}: {name} is {labels.dtype} {list(labels.shape)}: labels are integers or texts [n]")
     return labels
