@@ -1100,6 +1100,9 @@ def test_new_words_are_named_and_a_column_without_one_that_fits_is_refused(capsy
     ):
         vectors.new_rows("new", new.assign(**{column: values}), OF_SEX)
         assert f"warning: new: {warning}" in capsys.readouterr().err
+    coded = pd.concat([new.assign(raw=raw) for raw in (1, 2, 3, -999)])
+    vectors.new_rows("new", coded, OF_SEX)
+    assert "warning: new: column raw has -999, far from its others" in capsys.readouterr().err
     with pytest.raises(UserError, match="2 of 2 values in column sex are not in m, f, such as 'male', 'female': write"):
         vectors.new_rows("new", new.assign(sex=["male", "female"]), OF_SEX)
 

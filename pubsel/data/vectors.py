@@ -531,8 +531,11 @@ def new_rows(name: str, given: Any, columns: Sequence[Field]) -> Tensor:
 
 
 def _check_new(name: str, given: pd.DataFrame, columns: Sequence[Field]) -> None:
-    """Warn about columns of new rows that are empty, or have values that a model was not trained on. UserError for a
-    column of words that has none of its words."""
+    """Warn about columns of new rows that are empty, or have codes of no value, or what a model was not trained on.
+    UserError for a column of words that has none of its words."""
+    for raw in [column.name for column in columns if column.raw]:
+        if codes := codes_of_missing(numbers_of(given[raw])):
+            say(f"warning: {name}: column {raw} has {codes[0]:g}, far from its others: leave a missing number empty")
     for column in outside_of(given, columns):
         if column.of_words and 0 < column.known == column.other:
             raise UserError(f"{name}: {column.text}: write these words, or leave those empty that are none of them")
