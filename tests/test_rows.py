@@ -1129,9 +1129,11 @@ def test_signs_between_thousands_are_no_decimal_ones(sign, tmp_path):
             assert (finding.name, finding.text.partition(": ")[2]) == ("words", text)
     with pytest.raises(UserError, match="values in columns of numbers are none"):
         vectors.new_rows("new", frame, (Field("a"),))
-    rows = "".join(f"{i % 40 / 8:.3f},{i},{i % 2}\n" for i in range(5000))
-    (tmp_path / "t.csv").write_text(f"a,b,label\n{rows}")
-    assert [column.name for column in read(str(tmp_path / "t.csv")).columns] == ["a", "b"]
+    # decimals of three places, without zeros at their end in the second file
+    for written in ((f"{i % 40 / 8:.3f}" for i in range(5000)), (f"{20 + i % 500 * 0.033:.5g}" for i in range(5000))):
+        rows = "".join(f"{number},{i},{i % 2}\n" for i, number in enumerate(written))
+        (tmp_path / "t.csv").write_text(f"a,b,label\n{rows}")
+        assert [column.name for column in read(str(tmp_path / "t.csv")).columns] == ["a", "b"]
 
 
 def test_a_table_of_numbers_with_names_of_images_is_named(tmp_path):

@@ -261,10 +261,11 @@ def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd
 def has_points(values: Iterable[object]) -> bool:
     """Return whether texts are whole numbers, of which several have a point between thousands, as 1.234, and others are
     below a thousand."""
-    texts = [value.strip() for value in values if isinstance(value, str) and value.strip()]
+    texts = [value.strip() for value in values if isinstance(value, str) and re.match(r" *[+-]?\d[\d.]* *$", value)]
     pointed = sum("." in text for text in texts)
     whole = re.compile(r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d{1,3})")
-    return min(pointed, len(texts) - pointed) > 1 and sum(map(bool, map(whole.fullmatch, texts))) >= MOST * len(texts)
+    # a single 24.12 among decimals of three places shows that they are none
+    return min(pointed, len(texts) - pointed) > 1 and all(map(whole.fullmatch, texts))
 
 
 def _check_unit(table: Path, columns: Sequence[str], unit: str | None) -> None:
