@@ -1,11 +1,12 @@
-"""Whether public data of the private kind ever cost `whitened_head` accuracy, for features with known spectra:
+"""Whether public data of the private kind ever cost `whitened_head` accuracy, for features with known spectra, and
+for texts:
 
     python scripts/spectra.py --to results/spectra.csv
 
 d features, of no images, vary in directions that are turned at random, with variances j^-power; a tenth of each is of
-the class means. A tenth as many public examples as private ones have no labels. own, none: accuracy on 2,000 other
-examples in percent, with and without public data; rest: the share of all features (`rest_of`). Nothing of it is
-private.
+the class means. Texts are those of race_sets.py, of other seeds; their power is empty. A tenth as many public examples
+as private ones have no labels. own, none: accuracy on 2,000 other examples in percent, of texts on 1,200, with and
+without public data; rest: the share of all features (`rest_of`). Nothing of it is private.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import measuring
+import race_sets
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ from pubsel import algorithms
 from pubsel.algorithms import Facts, FirstRelease
 from pubsel.algorithms.whitened_head import WhitenedHead
 from pubsel.data import Split, Task
+from pubsel.data.texts import hashed
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import Secret, stream
 from pubsel.privacy.sampling import schedule
@@ -37,9 +40,11 @@ CASES = (  # features, classes, private examples
     (300, 20, 8000),
     (300, 77, 9000),
     (300, 200, 9000),
+    (100, 50, 100_000),
     (4096, 20, 5000),
 )
-POWERS, EPSILONS, SEEDS, DELTA = (0.0, 0.5, 0.75, 1.0, 1.5), (1.0, 3.0), 2, 1e-5
+POWERS, EPSILONS, SEEDS, DELTA = (0.0, 0.5, 0.75, 1.0, 1.5), (1.0, 3.0, 8.0), 2, 1e-5
+TEXTS = (480, 4320, 1200)  # public, private and test ones
 OF_MEANS = 0.1  # of the variance
 
 
@@ -56,6 +61,13 @@ def drawn(d: int, classes: int, power: float, sizes: tuple[int, ...], seed: int)
         return Split(rows @ turn, y)
 
     return [part(n) for n in sizes]
+
+
+def texts(seed: int) -> list[Split]:
+    """Return made-up texts as rows, with their topics."""
+    frame = race_sets.topics(seed)
+    x, y = hashed(frame.text), torch.tensor(frame.label.factorize(sort=True)[0])
+    return [Split(*part) for part in zip(x.split(TEXTS), y.split(TEXTS), strict=True)]
 
 
 def accuracy(parts: list[Split], classes: int, epsilon: float, public: bool, seed: int) -> tuple[float, float]:
@@ -98,8 +110,12 @@ def main() -> None:
     torch.set_num_threads(1)
 
     rows: list[dict[str, Any]] = []
-    for (d, classes, n), power in itertools.product(CASES, POWERS):
-        parts = [drawn(d, classes, power, (n // 10, n, 2000), seed) for seed in range(SEEDS)]
+    of_texts = (4096, race_sets.TOPICS, TEXTS[1]), None
+    for (d, classes, n), power in (*itertools.product(CASES, POWERS), of_texts):
+        if power is None:
+            parts = [texts(1 + seed) for seed in range(SEEDS)]
+        else:
+            parts = [drawn(d, classes, power, (n // 10, n, 2000), seed) for seed in range(SEEDS)]
         for epsilon in EPSILONS:
             row: dict[str, Any] = {"d": d, "classes": classes, "n": n, "power": power, "epsilon": epsilon}
             cells = [

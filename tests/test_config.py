@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
 from pubsel import algorithms, records
@@ -334,6 +335,21 @@ def test_every_key_is_shown_and_can_be_given(command: str) -> None:
             if OmegaConf.select(shown, group) is not None if group else True:
                 there = key in flat(OmegaConf.to_container(shown)) or OmegaConf.is_dict(OmegaConf.select(shown, key))
                 assert there, key
+
+
+@pytest.mark.parametrize("group", ["algorithm", "distance"])
+def test_every_setting_of_a_method_can_be_given(group: str) -> None:
+    for path in sorted((CONF / group).glob("*.yaml")):
+        values = option(group, path.stem)
+        if values["_target_"] is not None:  # of distance=none
+            settings = {f.name for f in dataclasses.fields(get_class(values["_target_"]))}
+            # rows of norm 1 are what some files are about
+            assert settings - {"unit"} <= values.keys(), path.stem
+    automatic = [[f"algorithm={name}", "algorithm.clip=automatic"] for name in ("dp_sgd", "gep", "b_gep_k200")]
+    of_head = ["algorithm=whitened_head", "algorithm.public_labels=names", "algorithm.class_names=[a, b]"]
+    for words in (*automatic, of_head):
+        with composed("run", words) as values:
+            assert algorithms.build(check(RunConfig, values).algorithm).name
 
 
 @pytest.mark.parametrize("option", OPTIONS)

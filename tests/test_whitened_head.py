@@ -390,10 +390,24 @@ def test_where_all_directions_vary_alike_all_features_count_as_far_as_the_budget
 def test_all_features_count_more_where_few_directions_are_kept_for_many_classes():
     """77 classes, 84 directions: public data cost 7 points against none before."""
     facts = Facts(n=9000, d=300, m=900, mu=0.73)
-    shares = [rest_of(facts._replace(classes=classes), 83, 84) for classes in (3, 20, 21, 77)]
+    # the budget at which the squared ratio is 10
+    at_ten = [facts._replace(classes=c, mu=c * math.sqrt(830) / 9000) for c in (3, 20, 21, 77)]
+    shares = [rest_of(each, 83, 84) for each in at_ten]
     assert shares == pytest.approx([83 / 300, 83 / 300, 83 / 300, 1 - 84 / (4 * 77)])
     assert rest_of(facts._replace(classes=77, mu=0.05), 83, 84) == 0
     assert [rest_of(facts._replace(classes=77), spread, 84) > 0 for spread in (29, 31)] == [False, True]
+
+
+def test_a_large_budget_needs_no_public_data_to_choose_directions():
+    """Texts of 20 topics: at epsilon 4, public data cost 3.5 points against none before."""
+    texts = Facts(n=4320, d=4096, m=480, classes=20)
+    ks = {0.25: 42, 0.46: 61, 0.67: 76, 0.86: 88, 1.56: 127}  # by mu; of epsilon 1, 2, 3, 4 and 8
+    shares = [rest_of(texts._replace(mu=mu), 979, k) for mu, k in ks.items()]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.25 < 0.4 < shares[2] < 0.6 < shares[3] < 0.7
+    assert shares[4] == pytest.approx(1 - 127 / 979)
+    # where the k directions are most of those that rows vary in, they keep half of a row or so
+    assert 0.4 < rest_of(Facts(n=8000, d=300, m=800, classes=20, mu=0.7), 78, 112) < 0.5
 
 
 @pytest.mark.parametrize(("classes", "several"), [(2, False), (10, False), (200, False), (1, True), (14, True)])

@@ -229,15 +229,18 @@ def rest_of(facts: Facts, spread: float, k: int) -> float:
     choose.
 
     In one of `spread` directions of equal variance, class means differ by about 1 / sqrt(spread), and have noise of
-    deviation C / (n mu). The share grows from 0, where the squared ratio is 1, to all of it where it is 10. If
-    `spread` / d is below FLAT, it is 0: public data then say enough of which directions matter.
+    deviation C / (n mu). The share s grows from 0, where the squared ratio is 1, to all of it where it is 10; and on to
+    1 - (1 - s)^2, or 1 - k / `spread` if that is more, where it is 100: the budget then tells classes apart in more
+    directions than the k. If `spread` / d is below FLAT, it is 0: public data then say enough of which directions
+    matter.
     """
     if not facts.d or spread / facts.d < FLAT:
         return 0.0
     classes = facts.classes + facts.multi_label
     ratio = (facts.n * facts.mu / classes) ** 2 / spread
-    share = max(spread / facts.d, 1 - k / (FEW * classes))
-    return min(FLATTEST, share * min(1.0, math.log10(max(ratio, 1.0))))
+    share, grown = max(spread / facts.d, 1 - k / (FEW * classes)), math.log10(max(ratio, 1.0))
+    largest = max(1 - (1 - share) ** 2, 1 - k / spread)
+    return min(FLATTEST, share * min(1.0, grown) + (largest - share) * min(max(grown - 1, 0.0), 1.0))
 
 
 @dataclass
