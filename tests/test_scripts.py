@@ -27,7 +27,7 @@ sys.path.insert(0, str(CHECKOUT / "scripts"))
 import rented  # noqa: E402
 from compare_distances import compare  # noqa: E402
 from rare_classes import calibration_error, measured, with_share  # noqa: E402
-from spectra import OF_MEANS, accuracy, drawn  # noqa: E402
+from spectra import OF_MEANS, TEXTS, accuracy, drawn, texts  # noqa: E402
 
 
 def test_a_cluster_map_of_digits(tmp_path):
@@ -123,6 +123,16 @@ def test_features_have_their_spectrum_and_own_public_data_do_not_cost_accuracy()
     (own, rest), (none, nothing) = (accuracy(parts, classes, 1.0, public, 0) for public in (True, False))
     assert nothing == 0 < rest < 1
     assert 100 >= own > none - 3 > 25
+
+
+@pytest.mark.slow
+def test_own_public_texts_do_not_cost_accuracy_at_a_large_budget():
+    """They cost four points when the share of all features did not grow with the budget."""
+    parts = texts(3)
+    assert [part.x.shape for part in parts] == [(n, 4096) for n in TEXTS]
+    (own, rest), (none, _) = (accuracy(parts, 20, 4.0, public, 0) for public in (True, False))
+    assert 0.5 < rest < 0.8
+    assert own > none - 2.5 > 40
 
 
 @pytest.mark.slow
