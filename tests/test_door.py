@@ -96,7 +96,11 @@ def test_people_who_may_be_one_stop_a_command(tmp_path, one, other, near):
     findings = open_dataset(str(path), "", False, "patient").findings
     assert [finding.severity for finding in findings if finding.name == "spellings"] == ["error"] * near
     if near:
-        refused(r"25 people may be several each: '.*1', '.*1': write each in one way; accepted", path, unit="patient")
+        refused(
+            r"25 people may be written in several ways, such as '.*1', '.*1': write each in one way; accepted",
+            path,
+            unit="patient",
+        )
 
 
 def test_people_without_a_name_stop_everything(tmp_path):

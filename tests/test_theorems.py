@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from pubsel.distances.dp_gsd import vector_bingham
-from pubsel.gradients.subspace import projection_metric, reconstruction
+from pubsel.gradients.subspace import projection_metric
+from pubsel.papers.theory.spectra import reconstruction
 from tests.synthetic import secret_named
 from tests.test_subspace import gram_and_embedding
 

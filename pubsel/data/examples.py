@@ -161,7 +161,7 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
         words = re.sub(r"[^\w.]+|_", " ", name)
         near.setdefault(re.sub(r"(?<![\d.])0+(?=\d)", "", words), []).append(name)
     if alike := [ways for ways in near.values() if len(ways) > 1]:
-        text = f"{what}: {len(alike)} people may be several each: {first_of(map(repr, alike[0]))}"
+        text = f"{what}: {len(alike)} people may be written in several ways, such as {first_of(map(repr, alike[0]))}"
         findings.append(Finding("spellings", ERROR, text, "write each in one way; accepted, they are different people"))
 
     sizes, n = Counter(names[key] for key in keys), len(keys)
