@@ -64,8 +64,7 @@ def noisy_covariance(public: Tensor, k: int) -> FirstRelease:
 
     Private features are standardised with the mean and deviation of the public ones [m, d], and clipped to their median
     norm R. The release is the `triangle` of sum_i x_i x_i^T / R^2, added in float64, whose norm is the matrix's
-    Frobenius norm: one example more or less moves it by |x_i|^2 / R^2 <= 1. UsageError if R is 0 or not
-    finite.
+    Frobenius norm: one example more or less moves it by |x_i|^2 / R^2 <= 1. UsageError if R is 0 or not finite.
     """
     d = public.shape[1]
     scaler = StandardScaler().fit(public.double().numpy())

@@ -1,4 +1,4 @@
-"""What the papers say of the spectrum of gradients, and of what their projection on a subspace loses."""
+"""Spectra of gradients, and the loss of their projection on a subspace: GSD, Lemma 4.1; GEP, Figures 2 to 5."""
 
 from typing import NamedTuple
 
