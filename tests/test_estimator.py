@@ -772,8 +772,8 @@ def test_the_same_data_in_memory_and_in_a_file_share_one_budget(tmp_path):
 def test_labels_of_several_are_matched_by_name():
     x = np.random.RandomState(0).randn(700, 3)
     y = pd.DataFrame({"ill": x[:, 0] > 0, "old": x[:, 1] > 0}).astype(int)
-    public = {"public_labels": "given", "epsilon": 0.1, "scale": "none", "threads": 1}
+    public = {"public_labels": "given", "epsilon": 1, "scale": "none", "threads": 1}
     release = pubsel.fit(x[:300], y[:300], public=(x[300:600], y[["old", "ill"]][300:600]), **public)
-    assert (release.predict(x[600:]) == y[600:].to_numpy()).mean() > 0.8
+    assert (release.predict(x[600:]) == y[600:].to_numpy()).mean() > 0.7  # 0.5 if switched
     with pytest.raises(UsageError, match="needs public labels of the private task"):
         pubsel.fit(x[:300], y[:300], public=(x[300:600], y[300:600].set_axis(["old", "rich"], axis=1)), **public)
