@@ -896,6 +896,9 @@ def test_measurements_are_no_classes(tmp_path):
         ("0,0,5.1,M\n0,1,4.9,B\n", "has values, and no names"),
         ("17;1,5;M\n16;1,4;B\n", "has values, and no names"),
         ("-1.5\t2e-3\n1.5\t0\n", "has values, and no names"),
+        ("sep=;\na;label\n1;x\n", "its first line, sep=, is for Excel: remove it"),
+        ("a\0,\0b\0\n\0", "not in UTF-8: convert it, .* or from UTF-16"),
+        ("\0a\0,\0b\0\n", "not in UTF-8: convert it, .* or from UTF-16"),
         (2 * "\xef\xbb\xbf" + "label,a\n0,1\n1,0\n", "it begins with two marks of UTF-8: remove one"),
     ],
 )

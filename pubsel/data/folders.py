@@ -32,6 +32,7 @@ TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
 HEAD_LINES = 1000  # lines of a table, or images of a folder, that show how it is written and whose they are
 LINE_BREAK = re.compile("\r\n?|\n")
+NOT_UTF8 = "{}: not in UTF-8: convert it, such as by iconv -f LATIN1 -t UTF-8, or from UTF-16"
 EXTRA = "\0"  # the key of values without a column
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)  # as the name of a column
 ORDERED = 5  # numbers that are in order by no chance, as wavelengths in the head of a table are
@@ -479,9 +480,12 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
 
 
 def open_text(table: Path) -> TextIO:
-    """Open a table of text, in UTF-8 or in UTF-16 with its mark."""
+    """Open a table of text, in UTF-8 or in UTF-16 with its mark. UserError if it is in UTF-16 without."""
     with plain(table).open("rb") as file:
-        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        start = file.read(2)
+    if b"\0" in start:
+        raise UserError(NOT_UTF8.format(table))
+    wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return table.open(newline="", encoding="utf-16" if wide else "utf-8-sig")
 
 
@@ -579,15 +583,15 @@ def rows_of(
             rows = [TableRow(values, reader.line_num) for values in islice(filled, most)]
             have = list(reader.fieldnames or [])
     except UnicodeError:
-        raise UserError(
-            f"{table}: not in UTF-8: convert it, such as by iconv -f LATIN1 -t UTF-8, or from UTF-16"
-        ) from None
+        raise UserError(NOT_UTF8.format(table)) from None
     except FileNotFoundError:
         raise UserError(f"{table}: no such file") from None
     except (OSError, csv.Error) as error:
         raise unreadable(table, error, "not a readable CSV") from None
     if have and have[0].startswith("\ufeff"):
         raise UserError(f"{table}: it begins with two marks of UTF-8: remove one")
+    if have and have[0].lower().startswith("sep="):
+        raise UserError(f"{table}: its first line, {have[0]}, is for Excel: remove it")
     numbers = [float(name.replace(",", ".")) for name in have if NUMBER.fullmatch(name.strip())]
     counted = len(numbers) != 1 and sorted(numbers) in ([*range(len(numbers))], [*range(1, len(numbers) + 1)])
     in_order = len(numbers) >= ORDERED and bool((np.diff(numbers) > 0).all() or (np.diff(numbers) < 0).all())
