@@ -62,7 +62,7 @@ CELLS = {
     "adamix": f"{FEATURES} algorithm=adamix training=adamix privacy=adamix algorithm.rank=null {RATE}",
     "ppgd": f"{FEATURES} pair.seed=1 algorithm=ppgd training=adamix privacy=adamix algorithm.finish_rate=0.01",
     "only_public": f"{FEATURES} algorithm=only_public training=adamix privacy=adamix {RATE}",
-    "dp_fc": f"{FEATURES} algorithm=dp_fc",
+    "dp_fc": f"{FEATURES} algorithm=dp_fc algorithm.ridge=null",
     "adassp": f"{FEATURES} algorithm=adassp",
     "public_second_moment": f"{FEATURES} algorithm=public_second_moment",
     "dppl_public": f"{FEATURES} algorithm=dppl_public",

@@ -7,8 +7,8 @@ steps. As in the authors' code, A has the noise multiplier of a step, its negati
 bias is trained. What differs:
 
 - The loss is cross-entropy, that of every other method here, in place of a sigmoid for each class.
-- The paper tunes the learning rate, lambda and the clip norm. Here they follow from bounds: `CURVATURE`, `DPFC.lambda_`
-  and the norm of a gradient at zero weights.
+- The paper tunes the learning rate, lambda and the clip norm. Here the first and the last follow from bounds,
+  `CURVATURE` and the norm of a gradient at zero weights, and so may lambda (`DPFC.lambda_`).
 """
 
 import copy
@@ -62,9 +62,10 @@ class DPFC(Clipping):
 
     @property
     def lambda_(self) -> float:
-        """Return what is added to the eigenvalues of A. By default the norm of its noise, 2 sqrt(d / 2) times the noise
-        multiplier sqrt(steps + 1) / mu, since noise of variance 1/2 is above the diagonal: A + lambda I is then hardly
-        less than without noise. With the settings of the authors' code that is 78, and lambda there is 100."""
+        """Return what is added to the eigenvalues of A. If ridge is null, the norm of its noise, 2 sqrt(d / 2) times
+        the noise multiplier sqrt(steps + 1) / mu, since noise of variance 1/2 is above the diagonal: A + lambda I is
+        then hardly less than without noise. With the settings of the authors' code that is 78, and lambda there is
+        100, as in the preset."""
         noise = math.sqrt(2 * self.facts.d * (self.steps + 1)) / self.facts.mu
         return max(noise if self.ridge is None else self.ridge, SMALLEST * self.facts.n)
 
