@@ -198,7 +198,7 @@ def test_all_of_epsilon_is_the_histograms_if_public_data_must_be_used():
     clusters = pool.clusters_of(mixed(0, 300)[0])
     drawn = partial(pool.histogram, 1.0, private, clusters, secret=lambda *_: SystemEntropy())
     half, whole = ([drawn(with_none=with_none) for _ in range(30)] for with_none in (True, False))
-    assert np.std(half, axis=0).mean() > 1.4 * np.std(whole, axis=0).mean()
+    assert np.std(half, axis=0).mean() > 1.3 * np.std(whole, axis=0).mean()  # twice, less the error of 30 draws
 
 
 def test_a_draw_has_the_shares_and_no_example_twice():
