@@ -19,7 +19,7 @@ import pubsel.release.run
 import pubsel.training.once
 from pubsel import files
 from pubsel.algorithms import Facts, Frozen, columns
-from pubsel.data import load, memory, open_dataset, vectors
+from pubsel.data import load, memory, open_dataset, texts, vectors
 from pubsel.data.given import Takes, at_path
 from pubsel.data.vectors import Field, as_rows
 from pubsel.messages import UsageError, UserError
@@ -239,7 +239,7 @@ def test_what_names_people_is_no_feature(tmp_path):
 )
 @pytest.mark.parametrize("unit", [None, "who"])
 def test_ids_that_repeat_may_name_people_in_tables_and_arrays(name, unit, tmp_path):
-    frame = people(200).assign(**{name: [f"STUDY1-{i // 3:04}" for i in range(200)], "who": np.arange(200) // 4})
+    frame = people(200).assign(**{name: [f"STUDY1-{i // 3:04}" for i in range(200)], "who": np.arange(200) % 50})
     for who in (frame[name], np.arange(200) // 3):
         rows = vectors.read_rows(Path(table(tmp_path / "t.csv", frame.assign(**{name: who}))), unit, Read())
         assert [column.name for column in rows.columns if column.name != "who"] == ["age", "income", "tiny"]
@@ -1119,7 +1119,7 @@ def test_decimal_commas_are_called_that(tmp_path):
 @pytest.mark.parametrize("sign", ",.")
 def test_signs_between_thousands_are_no_decimal_ones(sign, tmp_path):
     numbers = [f"{237 * i % 90000:,}".replace(",", sign) for i in range(5000)]
-    rows = "".join(f'"{number}",{i},{i % 2}\n' for i, number in enumerate(numbers))
+    rows = "".join(f'"{number}",{i % 9},{i % 2}\n' for i, number in enumerate(numbers))
     (tmp_path / "t.csv").write_text(f"a,b,label\n{rows}")
     text = "columns have numbers with commas or points between thousands: a"
     frame = pd.read_csv(tmp_path / "t.csv", dtype={"a": str})
@@ -1131,7 +1131,7 @@ def test_signs_between_thousands_are_no_decimal_ones(sign, tmp_path):
         vectors.new_rows("new", frame, (Field("a"),))
     # decimals of three places, without zeros at their end in the second file
     for written in ((f"{i % 40 / 8:.3f}" for i in range(5000)), (f"{20 + i % 500 * 0.033:.5g}" for i in range(5000))):
-        rows = "".join(f"{number},{i},{i % 2}\n" for i, number in enumerate(written))
+        rows = "".join(f"{number},{i % 9},{i % 2}\n" for i, number in enumerate(written))
         (tmp_path / "t.csv").write_text(f"a,b,label\n{rows}")
         assert [column.name for column in read(str(tmp_path / "t.csv")).columns] == ["a", "b"]
 
@@ -1189,3 +1189,39 @@ def test_no_column_alone_decides_a_distance(scale, tmp_path, cli):
     done(cli, "rank", *words.split(), "distance.initialisations=2")
     values = only_record(kind="ranks")["values"]
     assert np.mean(values["./far.csv"]) > 3 * np.mean(values["./near.csv"])
+
+
+@pytest.mark.parametrize("ids", ["of people", "in order", "of rows"])
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_numbers_that_are_ids_by_their_values_are_no_features(ids, suffix, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(400, 3)), rng.integers(2, size=400)
+    people = np.repeat(rng.choice(90_000, 100, replace=False), 4)
+    column = {"of people": rng.permutation(people), "in order": np.repeat(np.arange(100), 4), "of rows": np.arange(400)}
+    measured = {
+        "age": rng.integers(18, 90, 400),
+        "platelets": rng.normal(250, 60, 400).round(),
+        "hour": np.arange(400) % 24,
+    }
+    for more, expected in ((column[ids], {"ids"}), *((values, set()) for values in measured.values())):
+        table = pd.DataFrame(x).assign(cow=more, label=y).rename(columns=str)
+        table.to_csv(tmp_path / "t.csv", index=False)
+        np.savez(tmp_path / "t.npz", x=np.c_[x, more], y=y)
+        findings = vectors.read_rows(tmp_path / f"t{suffix}", None, Read()).findings
+        assert {f.name for f in findings if f.severity == "error"} == expected
+
+
+def test_a_column_that_is_not_read_may_say_whose_each_example_is(tmp_path):
+    y, people = np.arange(120) % 2, np.repeat([f"K{i * 37}" for i in range(30)], 4)
+    np.savez(
+        tmp_path / "t.npz",
+        x=np.random.default_rng(0).normal(size=(120, 3)),
+        y=y,
+        kennung=people,
+        site=np.arange(120) % 7,
+    )
+    pd.DataFrame({"text": [f"word {i}" for i in range(120)], "label": y, "kennung": people}).to_csv(tmp_path / "t.csv")
+    of_arrays = vectors.read_rows(tmp_path / "t.npz", None, Read()).findings
+    of_texts = texts.read_texts(tmp_path / "t.csv", None, Read()).rows.findings
+    for findings, what in ((of_arrays, "example"), (of_texts, "text")):
+        assert f"'kennung' may say whose each {what} is" in "".join(f.text for f in findings if f.name == "ids")

@@ -1,7 +1,8 @@
 """Columns of tables, and arrays of an npz, that name people or number rows: nothing can be learned from them.
 
 Some are known by their name alone (`PERSON`). Others by their values, and by their name or zeros before numbers: an id
-that repeats names what several rows are of, and one that never does numbers the rows.
+that repeats names what several rows are of, and one that never does numbers the rows. Whatever a column is called, its
+values may be those of ids (`are_ids`), which is a warning, or an error where it would be a feature.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pubsel.data.examples import BLANK_WORDS, MANY, folded
-from pubsel.data.findings import ERROR, NOTE, Finding, first_of
+from pubsel.data.examples import BLANK_WORDS, LARGE, MANY, folded
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.images import MOST
 
 WHO = (
@@ -33,6 +34,7 @@ OF_IDS = re.compile(
     r"|case|donor|speaker|author|reviewer|volunteer|animal"
 )
 COUNTERS = {"index", "row", "row_number"}
+USUAL_GAP = 0.25  # share of one gap between neighbouring numbers, from which they are measured and no ids
 OF_PANDAS = re.compile(r"(unnamed_\d.*|index_level_\d+)?")  # names that it gives to an index in files
 
 
@@ -83,6 +85,40 @@ def _ids(values: Iterable[Any]) -> list[str]:
     words = [word for word in (folded(str(value)) for value in values) if word not in BLANK_WORDS]
     decimals = sum(re.fullmatch(r"-?\d*\.\d+(e.*)?", word) is not None for word in words)
     return words if decimals <= (1 - MOST) * len(words) else []
+
+
+def are_ids(values: Iterable[Any]) -> bool:
+    """Return whether the values of a column are those of ids, whatever it is called. They are more than MANY words or
+    whole numbers, nine tenths of the rows share theirs with a few others, and no gap between neighbouring numbers is
+    usual, as between rounded ones; or they count the rows, or groups of them, in their order."""
+    import pandas as pd
+
+    column = pd.Series(values).replace("", None).dropna()
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    finite, n = np.isfinite(numbers), len(column)
+    words = finite.sum() < MOST * n
+    if not words and np.count_nonzero(numbers[finite] % 1) > (1 - MOST) * n:
+        return False
+    counts = column.value_counts().to_numpy()
+    if len(counts) <= MANY:
+        return False
+    shared = counts[counts > 1].sum() >= MOST * n and counts.max() <= LARGE * n and MANY * len(counts) >= n
+    if words:
+        return bool(shared)
+    steps = np.diff(numbers[finite])
+    in_order = np.mean(steps[steps != 0] == np.median(steps[steps != 0])) >= MOST
+    in_order &= numbers[finite].min() in (0, 1) and len(counts) >= MOST * np.count_nonzero(steps)
+    gaps = np.unique(np.diff(np.unique(numbers[finite])), return_counts=True)[1]
+    return bool(in_order or (shared and gaps.max() <= USUAL_GAP * gaps.sum()))
+
+
+def about_values(name: str, columns: Mapping[str, Sequence[Any]], unit: str | None, what: str) -> list[Finding]:
+    """Return the finding on columns that are not read, whose values are ids that several examples share. name: of their
+    file; what: an example is called."""
+    of_ids = [c for c, values in columns.items() if unit is None and are_ids(values) and len({*values}) < len(values)]
+    text = f"{name}: {first_of(map(repr, of_ids), 4)} may say whose each {what} is, by its values"
+    remedy = f"if it does, set unit={of_ids[0]}, or {what}s are protected, not people" if of_ids else ""
+    return [Finding("ids", WARNING, text, remedy)] if of_ids else []
 
 
 def left_out(

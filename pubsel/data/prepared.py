@@ -20,7 +20,7 @@ from pubsel.data.convert import Shape, describe
 from pubsel.data.examples import people_of
 from pubsel.data.findings import ERROR, NOTE, Finding, first_of
 from pubsel.data.folders import TEST, TRAIN, VALIDATION, words_in
-from pubsel.data.identifiers import left_out, may_be_ids
+from pubsel.data.identifiers import about_values, left_out, may_be_ids
 from pubsel.data.images import DIM, MOST, nearly_black
 from pubsel.data.splits import (
     Images,
@@ -107,15 +107,17 @@ def unread_arrays(path: Path, used: Collection[str], unit: str | None) -> list[F
         plain_name = "_".join(word for word in name.split("_") if word.lower() not in words)
         if name not in used and (unit is None or plain_name != unit):
             columns.setdefault(plain_name, []).append(name)
-    values = dict[str, list[object] | None]()
-    for column in filter(may_be_ids, columns):
+    values, lengths = dict[str, list[object] | None](), {shape_in(path, name)[:1] for name in used}
+    for column in columns:
         heads = [_head(path, name) for name in columns[column]]
-        if all(len(shape) == 1 for shape, _ in heads):
+        if all(len(shape) == 1 and (may_be_ids(column) or shape in lengths) for shape, _ in heads):
             # objects, such as texts of pandas, are not read
             objects = any(dtype.hasobject for _, dtype in heads)
             arrays = {} if objects else arrays_of(path, columns[column])
             values[column] = None if objects else [value for array in arrays.values() for value in array.tolist()]
     left, findings = left_out(path.name, values, unit, "array")
+    rest = {column: each for column, each in values.items() if each is not None and column not in left}
+    findings += about_values(path.name, rest, unit, "example")
     sides = [name for name in {*names_in(path)} - {*used} if may_be_sides(name) and len(shape_in(path, name)) == 1]
     if sides and not any(words_in(name) & {*TRAIN} for name in used):
         text = f"{path.name}: array {min(sides)} may say train or test, and is not read"

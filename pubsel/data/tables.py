@@ -36,7 +36,7 @@ from pubsel.data.folders import (
     rows_of,
     words_in,
 )
-from pubsel.data.identifiers import has_zeros, left_out
+from pubsel.data.identifiers import about_values, has_zeros, left_out
 from pubsel.data.images import MOST, alike
 from pubsel.data.splits import Listed, stamp
 from pubsel.files import reading
@@ -87,6 +87,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     left, about_ids = left_out(table.name, {c: [row[c] for row in rows] for c in columns if c not in used}, unit)
     findings += about_ids
     if unused := [column for column in columns if column not in used | left]:
+        findings += about_values(table.name, {c: [row[c] for row in rows] for c in unused}, unit, "image")
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
     _check_names(table, rows, path)

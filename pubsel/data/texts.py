@@ -26,7 +26,7 @@ from pubsel.data.folders import (
     other_files,
     same_words,
 )
-from pubsel.data.identifiers import left_out, may_be_ids
+from pubsel.data.identifiers import about_values, left_out, may_be_ids
 from pubsel.data.images import MOST
 from pubsel.data.vectors import Vectors, as_text, is_rows, numbers_of
 from pubsel.files import plain, reading
@@ -136,6 +136,7 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
     if others := [name for name in frame if name not in {*left, column}]:
         text = f"{table.name}: {column} is read as texts, and other columns are not used: {first_of(others, 10)}"
         findings.append(Finding("columns", WARNING, f"{text}; text=none reads a table of numbers"))
+        findings += about_values(table.name, {name: frame[name].map(as_text) for name in others}, unit, "text")
     numbers = np.isfinite(numbers_of(frame[column]))
     if read.text is None and numbers.mean() >= MOST:
         text = f"{table.name}: {column} is read as texts, and has numbers"

@@ -24,7 +24,7 @@ from pubsel.data.embeddings import BLOCK, open_embeddings
 from pubsel.data.examples import MANY, drawn, each_row, folded, in_hash_order, people_of, unit_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
-from pubsel.data.identifiers import COUNTERS, left_out, may_be_ids, plain_id
+from pubsel.data.identifiers import COUNTERS, are_ids, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
 from pubsel.data.overlap import Digest, digests, remember
 from pubsel.data.prepared import (
@@ -729,11 +729,16 @@ def _bounds(bounds: str) -> dict[str, list[Any]]:
 
 def suspicious(name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor) -> list[Finding]:
     """Return the findings on columns of numbers without bounds, each float64 [n], in which some are codes of missing
-    values, most are equal in float32, or which say the label. name: of the table; y: labels [n] or [n, labels]."""
-    coded, equal, same = list[str](), list[str](), list[str]()
-    for column, numbers in columns:
+    values, most are equal in float32, or which are ids, or say the label. name: of their file; y: labels [n] or [n,
+    labels]."""
+    import pandas as pd
+
+    coded, equal, same, ids = list[str](), list[str](), list[str](), list[str]()
+    of_columns = dict(columns)
+    for column, numbers in of_columns.items():
         coded += [f"{column} ({code:g})" for code in codes_of_missing(numbers)]
         equal += [column] if is_rounded(numbers) else []
+        ids += [column] if are_ids(numbers) else []
         same += [column] if y.dim() == 1 and says_label(numbers, y.numpy()) else []
     findings = list[Finding]()
     if coded:
@@ -744,6 +749,13 @@ def suspicious(name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor) 
         text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
         remedy = "subtract a public number, or give bounds=; accepted, they stay so"
         findings.append(Finding("rounded", ERROR, f"{text}: {first_of(equal, 4)}", remedy))
+    if ids:  # numbers of rows that are repeated as a whole say nothing
+        fresh = ~pd.DataFrame(of_columns).duplicated().to_numpy()
+        ids = [column for column in ids if are_ids(of_columns[column][fresh])]
+    if ids:
+        text = f"{name}: columns have whole numbers as ids of people or rows have: {first_of(ids, 4)}"
+        remedy = "if they are, leave them out, or set unit=COLUMN of people; accepted, they are features"
+        findings.append(Finding("ids", ERROR, text, remedy))
     if same:
         text = f"{name}: columns have one number for each label: {first_of(same, 4)}"
         findings.append(Finding("columns", WARNING, text, "leave out what is the label by another name"))
