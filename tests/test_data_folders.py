@@ -12,11 +12,13 @@ import zlib
 import numpy as np
 import psutil
 import pytest
+from PIL import Image
 
 from pubsel.cli import main
-from pubsel.data import open_dataset, prepared
+from pubsel.data import load, open_dataset, prepared
 from pubsel.data.folders import layout
 from pubsel.messages import UserError
+from pubsel.settings.keys import Pair
 from tests import test_data
 from tests.made import not_opened
 
@@ -346,3 +348,24 @@ def test_a_side_of_no_image_is_refused(key, capsys, folder):
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert f"{key.lstrip('+')}=99999999999999999999: must be at most 16384" in err
+
+
+@pytest.mark.parametrize("names", [("{}", "{}_mask"), ("{}", "{} - Copy"), ("benign ({})", "benign ({})_mask")])
+def test_masks_and_copies_next_to_images_are_no_examples(tmp_path, names):
+    def found():
+        return [(f.name, f.severity) for f in open_dataset(str(tmp_path), "", False).findings if f.name == "copies"]
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            image = Image.effect_noise((28, 28), 50 + i)
+            image.save(tmp_path / name / f"{names[0].format(i)}.png")
+    assert not found()
+    for i in range(0, 12, 3):
+        Image.effect_noise((28, 28), 90).save(tmp_path / "a" / f"{names[1].format(i)}.png")
+    assert found() == [("copies", "error")]
+
+
+def test_folders_of_masks_and_thumbnails_are_no_classes(tmp_path):
+    with pytest.raises(UserError, match="Masks is read as a class, and has the name of no class: move it elsewhere"):
+        load(Pair(str(classes(tmp_path, names=["a", "b", "Masks"])), None, 1), "", False)

@@ -28,7 +28,8 @@ NAMES = {
     "unlabelled": "examples whose label is not known (nothing, nan, -1), which are left out",
     "not_known": "labels, of several of an example, that are not known (nothing, nan), or neither 0 nor 1 (-1)",
     "conflict": "one image with several labels, or classes, which is left out",
-    "copies": "copies of an image, which are one example; or of rows or texts, each of which counts",
+    "copies": "copies of an image, which are one example; or of rows or texts, each of which counts; an error if names "
+    "of files say so, or that they are masks: a_mask.png of a.png",
     "both_sides": "images, or people, in the training and in the test part, which leave the training part",
     "public_too": "private examples, or people, that are public too, which leave; an error if rows are often equal",
     "shared": "images that several people have",

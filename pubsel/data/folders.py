@@ -39,7 +39,7 @@ ORDERED = 5  # numbers that are in order by no chance, as wavelengths in the hea
 PARTS = (*TRAIN, *TEST, *VALIDATION)
 OF_PERSON = r"(?<![a-z])(patient|person|subject|participant|subj?|pat)[_-]?\d+"  # in the name of a file
 FEW_PEOPLE = 9  # or fewer are no people, as the cameras of a set
-NO_CLASSES = {"unsup", "unsupervised", "unlabeled", "unlabelled"}
+NO_CLASSES = {"unsup", "unsupervised", "unlabeled", "unlabelled", *"masks thumbnails thumbs annotations".split()}
 LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
 FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
 
@@ -227,6 +227,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     keys = [] if unit is None else [dicom_tag(path, tag) if tag else path.parent.name for path in paths]
     findings = [*places.findings, *same_words(folder, classes, keys if people else ())]
     findings += _unread(folder, paths, [places.train, *places.held])
+    findings += about_copies(folder.name, paths)
     findings += [] if unit else about_patients(folder.name, paths, list(map(str, paths)), len(classes))
     listed = Listed(
         y=torch.from_numpy(labels.astype(np.int64)),
@@ -281,8 +282,8 @@ def same_words(folder: Path, classes: Sequence[str], people: Sequence[str] = ())
         remedy = f"if the classes are {first_of(people)}, make them <class>/<person>/*"
         return (Finding("labels", ERROR, text, remedy),)
     if unlabelled := [name for name in classes if folded(name) in NO_CLASSES]:
-        text = f"{folder.name}: {unlabelled[0]} is read as a class, and has a name as of examples without labels"
-        return (Finding("labels", ERROR, text, "move it elsewhere; it may be public data"),)
+        text = f"{folder.name}: {unlabelled[0]} is read as a class, and has the name of no class"
+        return (Finding("labels", ERROR, text, "move it elsewhere; examples without labels may be public data"),)
     if len(classes) > 1 and {name.lower() for name in classes} <= {*PARTS}:
         text = f"{folder.name}: {' and '.join(classes)} are read as classes, and have the names of parts"
         return (Finding("labels", ERROR, text, "make them train/<class>/* and test/<class>/*, or rename them"),)
@@ -311,6 +312,19 @@ def about_patients(
         yield Finding("ids", ERROR, text, f"{remedy}, or an image is protected, not a person")
     else:
         yield from about_names(name, files, classes)
+
+
+def about_copies(name: str, files: Sequence[Path]) -> Iterator[Finding]:
+    """Yield the finding on files of which a tenth or more have the whole name of another one next to them, and a mark
+    and more after it, as masks and copies have. name: of their folder."""
+    stems = {file.parent / file.stem for file in files}
+    starts = {file: [file.stem[: mark.start()] for mark in re.finditer(r"[\W_]", file.stem)] for file in files}
+    pairs = [(file, start) for file in files for start in starts[file] if start and file.parent / start in stems]
+    if len(pairs) > max(1, (1 - MOST) * len(files)):
+        (file, start), count = pairs[0], len({file for file, _ in pairs})
+        text = f"{name}: {count} files have the name of another one with more after it, such as {file.name} of {start}"
+        remedy = "move masks and copies elsewhere; accepted, each is an example of its own"
+        yield Finding("copies", ERROR, text, remedy)
 
 
 def about_names(name: str, files: Sequence[str], classes: int) -> Iterator[Finding]:
