@@ -289,7 +289,7 @@ def test_columns_that_number_rows_are_left_out_and_others_of_these_names_are_not
         assert nameless == (not left and name == "Unnamed: 0")
 
 
-@pytest.mark.parametrize("code", [-9, -99, -999.0, 99, 9999])
+@pytest.mark.parametrize("code", [-9, -99, -999.0, 99, 9999, 77, 888])
 def test_codes_of_missing_numbers_stop_a_command(code, tmp_path):
     frame = people(200).assign(score=np.linspace(0, 5, 200), age=np.arange(200) % 100, flag=np.arange(200) % 2)
     coded = frame.assign(score=np.where(np.arange(200) % 20 == 0, code, frame["score"]))
@@ -1225,3 +1225,38 @@ def test_a_column_that_is_not_read_may_say_whose_each_example_is(tmp_path):
     of_texts = texts.read_texts(tmp_path / "t.csv", None, Read()).rows.findings
     for findings, what in ((of_arrays, "example"), (of_texts, "text")):
         assert f"'kennung' may say whose each {what} is" in "".join(f.text for f in findings if f.name == "ids")
+
+
+def test_rows_of_the_test_part_that_are_training_rows_are_warned_of(tmp_path):
+    frame = people(200).assign(split=["train"] * 200)
+    path = table(tmp_path / "t.csv", pd.concat([frame, frame[:40].assign(split="test")]))
+    found = [f.text for f in load(Pair(path, None, 1), "", False).findings if f.name == "both_sides"]
+    assert found == [f"{path}: 40 of 40 test rows are training rows too"]
+
+
+def test_labels_that_mean_the_same_are_not_two_classes(tmp_path):
+    frame = people(90)
+    yes = frame.assign(label=[("yes", "no", "1")[i % 3] for i in range(90)])
+    (finding,) = (f for f in read(table(tmp_path / "t.csv", yes)).findings if f.severity == "error")
+    assert (
+        finding.line()
+        == "t.csv: labels '1', 'yes' mean the same, and would be two classes: write each class in one way"
+    )
+    for words in (("1", "0"), ("t", "n", "x"), ("yes", "no", "maybe")):
+        kept = frame.assign(label=[words[i % len(words)] for i in range(90)])
+        assert not [f for f in read(table(tmp_path / "t.csv", kept)).findings if f.severity == "error"]
+
+
+def test_a_column_with_bounds_that_is_the_label_is_named(tmp_path):
+    frame = people(200)
+    path = Path(table(tmp_path / "t.csv", frame.assign(sex=frame["label"].map({"yes": "f", "no": "m"}))))
+    (tmp_path / "b.json").write_text('{"sex": ["f", "m"]}')
+    findings = vectors.read_rows(path, None, Read(bounds=str(tmp_path / "b.json"))).findings
+    assert "t.csv: columns have one number for each label: sex" in [f.text for f in findings]
+
+
+@pytest.mark.parametrize("written", ["{} %", "<{}", "{}mg"])
+def test_numbers_with_units_or_signs_are_called_that(written, tmp_path):
+    frame = people(200).assign(crp=[written.format(i) if i % 3 else f"{i}.5" for i in range(200)])
+    (finding,) = (f for f in read(table(tmp_path / "t.csv", frame)).findings if f.severity == "error")
+    assert finding.text.startswith("t.csv: columns have numbers with units or signs, or ids: crp (")

@@ -249,14 +249,17 @@ def without_copies(table: Examples, parts: Sequence[Split] = ()) -> tuple[Exampl
 
 
 def _repeated(table: Examples, parts: Sequence[Split]) -> Iterator[Finding]:
-    """Yield the finding on rows or texts most of which equal another with their label. It may be by chance if texts are
-    short, or if rows with these values in each column would often be equal were the columns independent."""
+    """Yield the finding on rows or texts most of which equal another with their label, or most of whose test part equal
+    training ones. It may be by chance if texts are short, or if rows with these values in each column would often be
+    equal were the columns independent."""
     import pandas as pd
 
     real = ~(table.test & table.untested)
     frame = pd.DataFrame({"content": table.content.own, "label": _label_numbers(table.y)})[real]
-    n, different = len(frame), len(frame.drop_duplicates())
-    if 2 * frame.duplicated(keep=False).sum() <= n or different <= MANY:
+    n, different, test = len(frame), len(frame.drop_duplicates()), table.test[real]
+    each, often = pd.MultiIndex.from_frame(frame), 2 * frame.duplicated(keep=False).sum() > n
+    trained = int(each[test].isin(each[~test]).sum())
+    if (not often and 2 * trained <= test.sum()) or different <= MANY:
         return
     if table.kind == "texts":
         by_chance = float(torch.cat([part.x.count_nonzero(1) for part in parts]).median()) < WORDY
@@ -264,7 +267,12 @@ def _repeated(table: Examples, parts: Sequence[Split]) -> Iterator[Finding]:
         some = torch.cat([part.x[:, :: max(1, part.x.shape[1] // COLUMNS)] for part in parts])[torch.from_numpy(real)]
         shares = (column.unique(return_counts=True)[1] / n for column in some.nan_to_num().T)
         by_chance = n * math.prod(float((share**2).sum()) for share in shares) > CHANCE
-    if not by_chance:
+    if by_chance:
+        return
+    if not often:
+        text = f"{table.name}: {trained} of {test.sum()} test {table.kind} are training {table.kind} too"
+        yield Finding("both_sides", WARNING, text, "remove them from one of the parts")
+    else:
         text = f"{table.name}: {n} {table.kind} are {different} different ones: each copy counts as another example"
         text += ", so that an original with its copies is protected less than stated"
         yield Finding("copies", WARNING, text, "remove the copies, or set unit=COLUMN")

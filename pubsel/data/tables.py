@@ -60,6 +60,10 @@ UNLABELLED = {*NO_LABEL, *CODES, "-1"}  # in a column for each label
 BETWEEN = "|"  # of several labels
 BINARY = {"0", "1"}  # folded, in a column for each label
 TRUTH = {"true": "1", "false": "0"}  # folded
+SAME = (
+    "1 true t yes y ja oui si pos positive".split(),
+    "0 false f no n nein non neg negative".split(),
+)  # of two labels
 DIGITS = 20  # of a number, from which on it is a word
 NO_FILE = (
     "<bytes |<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
@@ -536,6 +540,11 @@ def label_words(
         text = f"{table.name}: labels {first_of(map(repr, several[0]), 3)} differ in how they are written alone"
         findings.append(Finding("labels", ERROR, text, "set labels=fold, and they are one class"))
         spelt = {word: [word] for ways in spelt.values() for word in ways}
+
+    ways = [[word for word in spelt if word in same] for same in SAME]
+    if len(spelt) > 2 and sum(map(len, ways)) == len(spelt):
+        text = f"{table.name}: labels {first_of(map(repr, max(ways, key=len)))} mean the same, and would be two classes"
+        findings.append(Finding("labels", ERROR, text, "write each class in one way"))
 
     # several labels of one image with another sign between them
     marks = " []{}'\""

@@ -54,11 +54,14 @@ LARGEST, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny
 KINDS = (str, int, float, Decimal, np.bool_, np.integer, np.floating)  # of values that may be numbers
 DECIMAL = r"[+-]?\d*,\d+\s*"  # a number as many languages write it
 THOUSANDS = r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?\s*"  # with a comma between thousands, or none at all
+MARKED = (
+    r"\s*[<>\u2264\u2265~=$\u20ac\u00a3+-]*\s*\d[\d.,]*\s*[^\d\s]*\s*"  # a number with a unit, or with a sign before it
+)
 POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False) does"
 OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 RARE = 0.01  # share of the numbers of a column that is too small to say what the column has
-NINES = [sign * (10**digits - 1) for digits in range(1, 10) for sign in (1, -1)]  # often written for a missing number
+CODES = [sign * int(digit * n) for digit in "789" for n in range(1, 10) for sign in (1, -1)]  # of no number, as 99, 777
 HALF = 0.5  # of the numbers of a column: if more are outside of its bounds, these are of another column or scale
 
 
@@ -429,7 +432,8 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     else:
         columns, more = _columns_of(table, frame, unit, read, bounds)
         unbounded = ((column.name, numbers_of(frame[column.name])) for column in columns if column.raw)
-        findings += [*more, *suspicious(table.name, unbounded, answers.y)]
+        bounded = {column.name: frame[column.name].map(_as_word).factorize()[0] for column in columns if not column.raw}
+        findings += [*more, *suspicious(table.name, unbounded, answers.y, bounded)]
     for name in frame:
         strings = memory.strings_in(frame[name][:BLOCK]) if frame[name].dtype.kind == "O" else None
         if strings and np.mean([*map(memory.path_ends, strings)]) >= MOST:
@@ -670,6 +674,8 @@ def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
     different = {column: features[column].dropna().map(_as_word).nunique() for column in others}
     many = [column for column, count in different.items() if count > max(MANY, OFTEN * features[column].count())]
     few = [column for column in features if column not in (*many, *commas, *thousands)]
+    marked = [column for column in many if texts[column].fullmatch(MARKED).mean() >= MOST]
+    many = [column for column in many if column not in marked]
     findings = list[Finding]()
     if thousands:
         text = f"{name}: columns have numbers with commas or points between thousands: {first_of(thousands, 4)}"
@@ -678,6 +684,11 @@ def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
     if commas:
         text = f"{name}: columns have numbers with decimal commas: {first_of(commas, 4)}"
         findings.append(Finding("words", ERROR, text, f"{POINTS}; accepted, they are left out"))
+    if marked:
+        values = features[marked[0]].dropna()
+        text = f"{name}: columns have numbers with units or signs, or ids: {first_of(marked, 4)} ({first_of(values)})"
+        remedy = f"write the numbers alone, or set unit={marked[0]} if they are people; accepted, they are left out"
+        findings.append(Finding("words", ERROR, text, remedy))
     if few:
         values = features[few[0]].dropna()
         text = f"{name}: {len(few)} columns have words: {first_of(few, 4)} (such as {first_of(values)!r})"
@@ -727,10 +738,12 @@ def _bounds(bounds: str) -> dict[str, list[Any]]:
 # Numbers that may be misread
 
 
-def suspicious(name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor) -> list[Finding]:
+def suspicious(
+    name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor, bounded: Mapping[str, np.ndarray] | None = None
+) -> list[Finding]:
     """Return the findings on columns of numbers without bounds, each float64 [n], in which some are codes of missing
     values, most are equal in float32, or which are ids, or say the label. name: of their file; y: labels [n] or [n,
-    labels]."""
+    labels]; bounded: other columns, which may say the label too."""
     import pandas as pd
 
     coded, equal, same, ids = list[str](), list[str](), list[str](), list[str]()
@@ -739,7 +752,8 @@ def suspicious(name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor) 
         coded += [f"{column} ({code:g})" for code in codes_of_missing(numbers)]
         equal += [column] if is_rounded(numbers) else []
         ids += [column] if are_ids(numbers) else []
-        same += [column] if y.dim() == 1 and says_label(numbers, y.numpy()) else []
+    if y.dim() == 1:
+        same += [column for column, each in (of_columns | (bounded or {})).items() if says_label(each, y.numpy())]
     findings = list[Finding]()
     if coded:
         text = f"{name}: columns have a number far from their others: {first_of(coded, 4)}"
@@ -763,13 +777,13 @@ def suspicious(name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor) 
 
 
 def codes_of_missing(numbers: np.ndarray) -> list[float]:
-    """Return the numbers of nines alone, such as -999, which a hundredth of a column's numbers [n] or more are, and
-    which are further from the others than these, but for a hundredth at each end, are from each other."""
+    """Return the numbers of sevens, eights or nines alone, such as -999, which a hundredth of a column's numbers [n] or
+    more are, and which are further from the others than these, but for a hundredth at each end, are from each other."""
     known = numbers[np.isfinite(numbers)]
-    if not {known.min(initial=0), known.max(initial=0)} & {*NINES}:  # neither end is one
+    if not {known.min(initial=0), known.max(initial=0)} & {*CODES}:  # neither end is one
         return []
-    codes, counts = np.unique(known[np.isin(known, NINES)], return_counts=True)
-    others = known[~np.isin(known, NINES)]
+    codes, counts = np.unique(known[np.isin(known, CODES)], return_counts=True)
+    others = known[~np.isin(known, CODES)]
     if not len(others):
         return []
     low, high = np.quantile(others, [RARE, 1 - RARE])
