@@ -733,6 +733,12 @@ def test_a_release_reads_the_tables_that_it_was_made_of(tmp_path, cli):
     done(cli, "predict", "release", "new.csv", "to=a.csv")
     assert pd.read_csv("a.csv")["class"].astype(str).tolist() == answers.answers
 
+    # a column in another unit, which no bounds tell
+    table(tmp_path / "new.csv", new.assign(**{"mean area": 100 * new["mean area"]}))
+    out, err = done(cli, "predict", "release", "new.csv", "to=b.csv")
+    assert "warning: most numbers are far from those of training in mean area (" in err
+    assert "far from those of training" not in done(cli, "predict", "release", path, "to=c.csv")[1]
+
     for wrong, message in (
         (new.drop(columns="mean area"), "no column mean area, which this model was trained on"),
         (new.to_numpy()[:, :30], "this model takes a table with the columns mean radius"),

@@ -541,9 +541,11 @@ def label_words(
         findings.append(Finding("labels", ERROR, text, "set labels=fold, and they are one class"))
         spelt = {word: [word] for ways in spelt.values() for word in ways}
 
-    ways = [[word for word in spelt if word in same] for same in SAME]
-    if len(spelt) > 2 and sum(map(len, ways)) == len(spelt):
-        text = f"{table.name}: labels {first_of(map(repr, max(ways, key=len)))} mean the same, and would be two classes"
+    meant = [[word for word in spelt if word in same] for same in SAME]
+    if len(spelt) > 2 and sum(map(len, meant)) == len(spelt):
+        text = (
+            f"{table.name}: labels {first_of(map(repr, max(meant, key=len)))} mean the same, and would be two classes"
+        )
         findings.append(Finding("labels", ERROR, text, "write each class in one way"))
 
     # several labels of one image with another sign between them

@@ -753,7 +753,7 @@ def suspicious(
         equal += [column] if is_rounded(numbers) else []
         ids += [column] if are_ids(numbers) else []
     if y.dim() == 1:
-        same += [column for column, each in (of_columns | (bounded or {})).items() if says_label(each, y.numpy())]
+        same += [column for column, each in {**of_columns, **(bounded or {})}.items() if says_label(each, y.numpy())]
     findings = list[Finding]()
     if coded:
         text = f"{name}: columns have a number far from their others: {first_of(coded, 4)}"
