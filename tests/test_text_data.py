@@ -237,6 +237,18 @@ def test_findings_name_what_they_are_of(tmp_path, kind):
     assert opened(tmp_path / "c.csv").notes[0].endswith(f"of 40 {kind} held out as the test set, by {kind[:-1]}")
 
 
+def test_summaries_next_to_texts_are_no_examples(tmp_path):
+    for i in range(24):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        (tmp_path / "ab"[i % 2] / f"r{i}.txt").write_text(f"word{i}")
+    assert not [f for f in texts.read_texts(tmp_path, None, Read()).rows.findings if f.severity == "error"]
+    for i in range(12):
+        (tmp_path / "ab"[i % 2] / f"r{i}_summary.txt").write_text(f"sum{i}")
+    (finding,) = (f for f in texts.read_texts(tmp_path, None, Read()).rows.findings if f.severity == "error")
+    assert finding.name == "copies"
+    assert "12 files have the name of another one with more after it" in finding.text
+
+
 # A release
 
 

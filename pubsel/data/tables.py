@@ -543,9 +543,8 @@ def label_words(
 
     meant = [[word for word in spelt if word in same] for same in SAME]
     if len(spelt) > 2 and sum(map(len, meant)) == len(spelt):
-        text = (
-            f"{table.name}: labels {first_of(map(repr, max(meant, key=len)))} mean the same, and would be two classes"
-        )
+        two = next(words for words in meant if len(words) > 1)
+        text = f"{table.name}: labels {first_of(map(repr, two))} mean the same, and would be two classes"
         findings.append(Finding("labels", ERROR, text, "write each class in one way"))
 
     # several labels of one image with another sign between them

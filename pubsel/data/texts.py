@@ -19,6 +19,7 @@ from pubsel.data.folders import (
     PARTS,
     SURROGATES,
     TRAIN,
+    about_copies,
     about_names,
     all_images,
     files_below,
@@ -176,6 +177,7 @@ def _of_folder(folder: Path, unit: str | None, read: Read) -> LabelledTexts:
     if unknown := sorted({place.label for place in places} - {*classes}):
         raise UserError(f"{folder}: class {unknown[0]} is in its test part alone: give both parts the same classes")
     findings += same_words(folder, classes, [place.person for place in places] if unit else ())
+    findings += about_copies(folder.name, [place.file for place in places])
     findings += [] if unit else about_names(folder.name, [place.file.name for place in places], len(classes))
 
     texts, damaged = list[str](), list[Path]()
