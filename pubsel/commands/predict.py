@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pubsel import records
-from pubsel.data.findings import first_of
 from pubsel.data.given import IMAGES, Given, as_input, at_path, given
 from pubsel.data.images import Span, narrow
 from pubsel.files import ProgressLine
@@ -123,9 +122,7 @@ def predicted(classifier: Classifier, images: list[Given], skip: bool) -> Iterat
     number. skip: leave out those that are not readable, with a line for each; UserError names the first one otherwise,
     or says that none is readable."""
     progress = ProgressLine("predict", sum(part.n for part in images))
-    for i, (files, x, seen) in enumerate(batches(images, classifier, skip)):
-        if not i and (far := classifier.far_columns(x)):
-            say(f"warning: most numbers are far from those of training in {first_of(far, 4)}: use the same units")
+    for files, x, seen in batches(images, classifier, skip):
         yield Predictions(files, classifier.classes, classifier.probabilities(x), classifier.multi_label)
         progress.add(seen)
 

@@ -2,7 +2,8 @@
 
 Some are known by their name alone (`PERSON`). Others by their values, and by their name or zeros before numbers: an id
 that repeats names what several rows are of, and one that never does numbers the rows. Whatever a column is called, its
-values may be those of ids (`are_ids`), which is a warning, or an error where it would be a feature.
+values may be those of ids (`are_ids`), which is a warning, or an error where it would be a feature; or count rows in
+their order (`counts_rows`), a warning.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ def _ids(values: Iterable[Any]) -> list[str]:
 
 
 def are_ids(values: Iterable[Any]) -> bool:
-    """Return whether the values of a column are those of ids, whatever it is called. They are more than MANY words or
-    whole numbers, nine tenths of the rows share theirs with a few others, and no gap between neighbouring numbers is
-    usual, as between rounded ones; or they count the rows, or groups of them, in their order."""
+    """Return whether the values of a column are those of ids, whatever it is called: more than MANY words or whole
+    numbers, of which nine tenths of the rows share theirs with a few others, and no gap between neighbouring numbers is
+    usual, as between rounded ones."""
     import pandas as pd
 
     column = pd.Series(values).replace("", None).dropna()
@@ -100,16 +101,17 @@ def are_ids(values: Iterable[Any]) -> bool:
     if not words and np.count_nonzero(numbers[finite] % 1) > (1 - MOST) * n:
         return False
     counts = column.value_counts().to_numpy()
-    if len(counts) <= MANY:
-        return False
-    shared = counts[counts > 1].sum() >= MOST * n and counts.max() <= LARGE * n and MANY * len(counts) >= n
-    if words:
-        return bool(shared)
-    steps = np.diff(numbers[finite])
-    in_order = np.mean(steps[steps != 0] == np.median(steps[steps != 0])) >= MOST
-    in_order &= numbers[finite].min() in (0, 1) and len(counts) >= MOST * np.count_nonzero(steps)
+    shared = counts[counts > 1].sum() >= MOST * n and counts.max(initial=0) <= LARGE * n and MANY * len(counts) >= n
     gaps = np.unique(np.diff(np.unique(numbers[finite])), return_counts=True)[1]
-    return bool(in_order or (shared and gaps.max() <= USUAL_GAP * gaps.sum()))
+    return bool(len(counts) > MANY and shared and (words or gaps.max() <= USUAL_GAP * gaps.sum()))
+
+
+def counts_rows(numbers: np.ndarray) -> bool:
+    """Return whether the numbers of a column [n] count the rows, or groups of them, in their order."""
+    known = numbers[np.isfinite(numbers)]
+    steps = np.diff(known)[np.diff(known) != 0]
+    counts = len(steps) >= 2 * MANY and known.min() in (0, 1) and len(np.unique(known)) >= MOST * len(steps)
+    return bool(counts and np.mean(steps == np.median(steps)) >= MOST)
 
 
 def about_values(name: str, columns: Mapping[str, Sequence[Any]], unit: str | None, what: str) -> list[Finding]:

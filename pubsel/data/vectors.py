@@ -24,7 +24,7 @@ from pubsel.data.embeddings import BLOCK, open_embeddings
 from pubsel.data.examples import MANY, drawn, each_row, folded, in_hash_order, people_of, unit_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
-from pubsel.data.identifiers import COUNTERS, are_ids, left_out, may_be_ids, plain_id
+from pubsel.data.identifiers import COUNTERS, are_ids, counts_rows, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
 from pubsel.data.overlap import Digest, digests, remember
 from pubsel.data.prepared import (
@@ -61,7 +61,8 @@ POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FI
 OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 RARE = 0.01  # share of the numbers of a column that is too small to say what the column has
-CODES = [sign * int(digit * n) for digit in "789" for n in range(1, 10) for sign in (1, -1)]  # of no number, as 99, 777
+# often written for a missing number: 9, 99, 77, 777, -999
+CODES = [sign * int(digit * n) for digit in "789" for n in range(1 + (digit < "9"), 10) for sign in (1, -1)]
 HALF = 0.5  # of the numbers of a column: if more are outside of its bounds, these are of another column or scale
 
 
@@ -742,16 +743,19 @@ def suspicious(
     name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor, bounded: Mapping[str, np.ndarray] | None = None
 ) -> list[Finding]:
     """Return the findings on columns of numbers without bounds, each float64 [n], in which some are codes of missing
-    values, most are equal in float32, or which are ids, or say the label. name: of their file; y: labels [n] or [n,
-    labels]; bounded: other columns, which may say the label too."""
+    values, most are equal in float32, or which are ids, count rows, or say the label. name: of their file; y: labels
+    [n] or [n, labels]; bounded: other columns, which may say the label too."""
     import pandas as pd
 
-    coded, equal, same, ids = list[str](), list[str](), list[str](), list[str]()
+    coded, equal, same, ids, counts = list[str](), list[str](), list[str](), list[str](), list[str]()
     of_columns = dict(columns)
+    by_label = y.dim() == 1 and (y.diff() != 0).double().mean() <= 1 - MOST  # in the order of the labels
     for column, numbers in of_columns.items():
         coded += [f"{column} ({code:g})" for code in codes_of_missing(numbers)]
         equal += [column] if is_rounded(numbers) else []
         ids += [column] if are_ids(numbers) else []
+        shared = len(np.unique(numbers)) < len(numbers)  # by rows, so that it may count people
+        counts += [column] if counts_rows(numbers) and (shared or by_label) else []
     if y.dim() == 1:
         same += [column for column, each in {**of_columns, **(bounded or {})}.items() if says_label(each, y.numpy())]
     findings = list[Finding]()
@@ -767,9 +771,12 @@ def suspicious(
         fresh = ~pd.DataFrame(of_columns).duplicated().to_numpy()
         ids = [column for column in ids if are_ids(of_columns[column][fresh])]
     if ids:
-        text = f"{name}: columns have whole numbers as ids of people or rows have: {first_of(ids, 4)}"
+        text = f"{name}: columns have whole numbers as ids of people have: {first_of(ids, 4)}"
         remedy = "if they are, leave them out, or set unit=COLUMN of people; accepted, they are features"
         findings.append(Finding("ids", ERROR, text, remedy))
+    if counts:
+        text = f"{name}: columns count the rows, or people, in their order: {first_of(counts, 4)}"
+        findings.append(Finding("columns", WARNING, text, "leave them out, or set unit=COLUMN of people"))
     if same:
         text = f"{name}: columns have one number for each label: {first_of(same, 4)}"
         findings.append(Finding("columns", WARNING, text, "leave out what is the label by another name"))
@@ -777,8 +784,9 @@ def suspicious(
 
 
 def codes_of_missing(numbers: np.ndarray) -> list[float]:
-    """Return the numbers of sevens, eights or nines alone, such as -999, which a hundredth of a column's numbers [n] or
-    more are, and which are further from the others than these, but for a hundredth at each end, are from each other."""
+    """Return the numbers of nines alone, such as -999, or of two or more sevens or eights, which a hundredth of a
+    column's numbers [n] or more are, and which are further from the others than these, but for a hundredth at each end,
+    are from each other."""
     known = numbers[np.isfinite(numbers)]
     if not {known.min(initial=0), known.max(initial=0)} & {*CODES}:  # neither end is one
         return []

@@ -28,7 +28,6 @@ from pubsel import models, records
 from pubsel.algorithms import Frozen
 from pubsel.cell import weights_digest
 from pubsel.data import Task
-from pubsel.data.examples import MANY
 from pubsel.data.given import IMAGES, Takes
 from pubsel.data.texts import TextInput
 from pubsel.data.vectors import Field
@@ -93,19 +92,6 @@ class Classifier(NamedTuple):
         several = bool(facts["multi_label"])
         model = model.to(device).eval()
         return cls(model, features, shape, tuple(facts["classes"]), several, facts.get("bits"), takes)
-
-    def far_columns(self, x: Tensor | list[str]) -> list[str]:
-        """Return the columns of several rows x [n, d] most of whose numbers are further from those of training than the
-        model tells apart, as in another unit, each with what it takes."""
-        frozen: Any = getattr(self.model, "frozen", None)
-        scaled = self.takes.columns and getattr(frozen, "centre", None) is not None
-        if not isinstance(x, Tensor) or len(x) <= MANY or not scaled:
-            return []
-        reach = frozen.limit * frozen.scale
-        far = ((x.to(reach.device) - frozen.centre).abs() > reach).double().mean(0) > 1 / 2
-        ends = zip((frozen.centre - reach).tolist(), (frozen.centre + reach).tolist(), strict=True)
-        each = zip(self.takes.columns, far.tolist(), ends, strict=True)
-        return [f"{column.name} ({least:.3g} to {most:.3g})" for column, is_far, (least, most) in each if is_far]
 
     def probabilities(self, x: Tensor | list[str]) -> NDArray[np.float64]:
         """Return the probability of each class, or of each label, [n, classes], for images x, uint8 [n, c, h, w], rows
