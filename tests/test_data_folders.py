@@ -366,6 +366,16 @@ def test_masks_and_copies_next_to_images_are_no_examples(tmp_path, names):
     assert found() == [("copies", "error")]
 
 
+def test_numbers_after_one_name_are_no_copies(tmp_path):
+    """As of files that were saved under one name: img.png, img (1).png, img (2).png."""
+    for i in range(24):
+        name = "img.png" if i == 0 else f"img ({i}).png"
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        Image.effect_noise((28, 28), 50 + i).save(tmp_path / "ab"[i % 2] / name)
+    findings = open_dataset(str(tmp_path), "", False).findings
+    assert not [f for f in findings if f.severity == "error"]
+
+
 def test_folders_of_masks_and_thumbnails_are_no_classes(tmp_path):
     with pytest.raises(UserError, match="Masks is read as a class, and has the name of no class: move it elsewhere"):
         load(Pair(str(classes(tmp_path, names=["a", "b", "Masks"])), None, 1), "", False)

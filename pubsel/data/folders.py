@@ -315,12 +315,12 @@ def about_patients(
 
 
 def about_copies(name: str, files: Sequence[Path]) -> Iterator[Finding]:
-    """Yield the finding on files of which a tenth or more have the whole name of another one next to them, and a mark
-    and more after it, as masks and copies have. name: of their folder."""
+    """Yield the finding on files if a tenth of them or more have another one next to them, called alike with a mark and
+    more after it, as masks and copies are. name: of their folder."""
     stems = {file.parent / file.stem for file in files}
     starts = {file: [file.stem[: mark.start()] for mark in re.finditer(r"[\W_]", file.stem)] for file in files}
     pairs = [(file, start) for file in files for start in starts[file] if start and file.parent / start in stems]
-    if len(pairs) > max(1, (1 - MOST) * len(files)):
+    if len({file.parent / start for file, start in pairs}) > max(1, (1 - MOST) * len(files)):
         (file, start), count = pairs[0], len({file for file, _ in pairs})
         text = f"{name}: {count} files have the name of another one with more after it, such as {file.name} of {start}"
         remedy = "move masks and copies elsewhere; accepted, each is an example of its own"
