@@ -323,7 +323,7 @@ def about_copies(name: str, files: Sequence[Path]) -> Iterator[Finding]:
     if len({file.parent / start for file, start in pairs}) > max(1, (1 - MOST) * len(files)):
         (file, start), count = pairs[0], len({file for file, _ in pairs})
         text = f"{name}: {count} files have the name of another one with more after it, such as {file.name} of {start}"
-        remedy = "move masks and copies elsewhere; accepted, each is an example of its own"
+        remedy = "move masks and copies elsewhere; accepted, each counts as an example"
         yield Finding("copies", ERROR, text, remedy)
 
 

@@ -117,7 +117,7 @@ def counts_rows(numbers: np.ndarray) -> bool:
 def about_values(name: str, columns: Mapping[str, Sequence[Any]], unit: str | None, what: str) -> list[Finding]:
     """Return the finding on columns that are not read, whose values are ids that several examples share. name: of their
     file; what: an example is called."""
-    of_ids = [c for c, values in columns.items() if unit is None and are_ids(values) and len({*values}) < len(values)]
+    of_ids = [column for column, values in columns.items() if unit is None and are_ids(values)]
     text = f"{name}: {first_of(map(repr, of_ids), 4)} may say whose each {what} is, by its values"
     remedy = f"if it does, set unit={of_ids[0]}, or {what}s are protected, not people" if of_ids else ""
     return [Finding("ids", WARNING, text, remedy)] if of_ids else []
