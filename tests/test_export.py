@@ -101,7 +101,7 @@ TIMM = f"""{" ".join(NPZ)} model=timm model.architecture={NETWORK} model.checkpo
 SEVERAL = f"""pair.private=several.npz pair.public=several.npz {SECURE}
     model=linear algorithm=dp_sgd training.epochs=3""".split()
 WHITENED = (*NPZ, "model=pixels", "algorithm=whitened_head")
-NO_PUBLIC = f"""pair.private=three.npz pair.public=pool pair.pool=[digits] pair.take=test pair.m=30 epsilon_select=0.001
+NO_PUBLIC = f"""pair.private=three.npz pair.public=pool pair.pool=[digits] pair.take=test pair.m=30 epsilon_select=1000
     algorithm=whitened_head distance=none {SECURE}""".split()
 NO_PUBLIC = (*NO_PUBLIC, *TINY)
 
