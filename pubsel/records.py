@@ -340,8 +340,8 @@ def _text(record: dict[str, Any]) -> str:
 
 
 def read_record(path: Path, schema: type = RunRecord) -> dict[str, Any]:
-    """Return the record at `path`; UserError names the file if it is corrupt or truncated, and the key that it lacks or
-    whose value is not as `schema` says."""
+    """Return the record at `path`. BrokenRecord names the file if it is corrupt or truncated, and the key that it lacks
+    or whose value is not as `schema` says; UserError: it cannot be read."""
     try:
         if plain(path).is_dir():
             raise BrokenRecord(path, "is no file")
@@ -467,7 +467,7 @@ def is_name(text: str) -> bool:
 
 def find(name: str, results: Path, kinds: Sequence[str] = KINDS) -> tuple[dict[str, Any], Path]:
     """Return the record that is meant, and its folder: a file, a folder with one, or a name in `results`, where it may
-    also be one of the records that are kept with the code. UserError if there is none."""
+    also be one of the records that are kept with the code. UserError if there is none, UsageError for an empty name."""
     if not name.strip():
         raise UsageError("the name of a run is empty; pubsel runs lists them")
     path = Path(name).expanduser()

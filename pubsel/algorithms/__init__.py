@@ -318,11 +318,12 @@ class Algorithm:
 
     def sensitivity(self) -> float:
         """Return by how much, in L2, one private example more or less moves the sum of a step, whatever the example is.
-        0: no private example is read."""
+        0: no private example is read. NotImplementedError: none is declared."""
         raise NotImplementedError(f"{type(self).__name__} declares no sensitivity")
 
     def mechanism(self, view: View, step: int) -> Mechanism:
-        """Return what is summed over private rows in a step, and how the noisy mean is decoded."""
+        """Return what is summed over private rows in a step, and how the noisy mean is decoded. NotImplementedError
+        if no step reads private data."""
         raise NotImplementedError(f"{type(self).__name__} takes no private step")
 
     def check(self, view: View) -> None:

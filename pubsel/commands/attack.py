@@ -55,7 +55,7 @@ def attack(settings: AttackConfig) -> pandas.DataFrame:
 
 def attack_runs(settings: AttackConfig, folder: Path, device: torch.device) -> list[dict[str, Any]]:
     """Return a record for each finished run that `settings.run` names. Of several, those that cannot be attacked are
-    printed and left out; raise UserError if none can."""
+    printed and left out; raise UserError if none can, or UsageError for a name that is none of a run."""
     if settings.run is None:
         raise UsageError("attack=loss needs run=NAME, a finished run below RESULTS/runs; or a pattern, or all")
 

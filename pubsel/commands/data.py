@@ -66,7 +66,8 @@ def prepare_data(name: str | None, data_root: str) -> str:
 
 def check_data(settings: DataConfig) -> str:
     """Return what a run reads of a dataset or of a user's path, what is done to it first, and what may be wrong with
-    it. UserError names a file that cannot be read, or what no run can use; what was read is printed before."""
+    it. UserError names a file that cannot be read, or what no run can use; what was read is printed before. UsageError
+    without a name."""
     name = settings.name
     if not name:
         raise UsageError("name has no value: give name=..., a path or the name of a dataset")
@@ -95,7 +96,7 @@ def check_data(settings: DataConfig) -> str:
 
 def forget_data(name: str | None, data_root: str) -> str:
     """Delete what is kept of a user's own images, and their features; return what was done. The user's files stay. The
-    path need not be there any more."""
+    path need not be there any more. UsageError for a name that is no path."""
     if not name:
         raise UsageError("name has no value: give name=..., the path of your images")
     if not is_path(name):

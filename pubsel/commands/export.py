@@ -9,7 +9,7 @@ from pubsel.settings.keys import ExportConfig
 
 def run(settings: ExportConfig) -> str:
     """Make the folder, whole or not at all, upload it if a hub is named, and return a line about it. UserError says why
-    a run may not or cannot be given away."""
+    a run may not or cannot be given away, UsageError that it may not be uploaded."""
     target = outputs.folder(settings.to, settings.results)
     if settings.hub is not None:
         check_hub(settings.hub)

@@ -70,7 +70,8 @@ class Run:
 
 
 def run(settings: RunsConfig) -> str:
-    """Do `pubsel runs [list|show NAME|delete NAME|budget DATA] [key=value ...]`; return what to print."""
+    """Do `pubsel runs [list|show NAME|delete NAME|budget DATA] [key=value ...]`; return what to print. UsageError for
+    words that are none of these."""
     if settings.action == "budget":
         if settings.where:
             raise UsageError(f"{settings.where[0]}: pubsel runs budget takes a name of private data, or a part of it")

@@ -12,7 +12,7 @@ from pubsel.settings.keys import PoolConfig
 
 def run(settings: PoolConfig) -> str:
     """Compute the clusters of a pool, and the cluster of each embedding of one shard or of all, unless that was done
-    before; return a line about it."""
+    before; return a line about it. UsageError without a pool, or for a shard that it lacks."""
     use_threads(settings.threads)
     if not settings.pool:
         raise UsageError("pubsel pool pool=[FOLDER,...], of embeddings")

@@ -68,7 +68,8 @@ class Predictions:
 
 
 def run(settings: PredictConfig) -> str:
-    """Write the table of the answers, whole or not at all, and return a line about it. Only its owner may read it."""
+    """Write the table of the answers, whole or not at all, and return a line about it. Only its owner may read it.
+    UsageError without images."""
     if not settings.images:
         raise UsageError("pubsel predict RUN IMAGES: give folders, image files, CSV or npz files after the run")
     # nothing that the command reads may be written over
@@ -105,7 +106,8 @@ def inputs(settings: PredictConfig, images: list[Given]) -> Iterator[Path]:
 
 
 def predict(settings: PredictConfig, images: Any) -> Predictions:
-    """Return what the model of `settings.run` says of images as `data.given.given` takes them."""
+    """Return what the model of `settings.run` says of images as `data.given.given` takes them. UsageError
+    for none."""
     # an empty list would give an empty answer, and hide a wrong path
     if isinstance(images, Sequence) and not len(images):
         raise UsageError("images: none given: give paths, PIL images, arrays or tensors")

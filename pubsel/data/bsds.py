@@ -26,7 +26,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 def read_photographs(name: str, root: Path) -> list[np.ndarray]:
     """Return photographs [h, w, 3] from <root>/bsds500.npz (array train_images), the official archive's training folder
-    <root>/BSR/BSDS500/data/images/train, or any image files in <root>/bsds500."""
+    <root>/BSR/BSDS500/data/images/train, or any image files in <root>/bsds500. Missing if none
+    of them is there; UserError for photographs that are too small, or not in colour."""
     npz = root / "bsds500.npz"
     if npz.exists():
         photographs = list(prepared.arrays_of(npz, ["train_images"])["train_images"])

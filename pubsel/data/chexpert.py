@@ -59,7 +59,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_table(folder: Path, table: Path, rules: dict[str, str]) -> tuple[list[Path], list[list[float]], Counter[str]]:
-    """Return images and their labels [n][14] by the rules, and how often each rule was needed."""
+    """Return images and their labels [n][14] by the rules, and how often each rule was needed. UserError for a
+    label that is none, or if no image is left."""
     rows = rows_of(table, ("Path", "Frontal/Lateral", *OBSERVATIONS))
     files = {path.relative_to(folder).as_posix(): path for path in (folder / table.stem).rglob("*.jpg")}
     names = [row["Path"].partition("/")[2] for row in rows]  # below the folder, which may have another name

@@ -11,7 +11,7 @@ from pubsel.settings.datasets import Dataset
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     """Return all images as the test split; there is no training split, so the set is public data only. Missing if a
-    file is not there."""
+    file is not there, UserError for one that is damaged."""
     files = [root / file for file in info.options["files"]]
     if not all(file.is_file() for file in files):
         raise missing(name, root)

@@ -322,7 +322,8 @@ def apart(
     Equal images are one image. Rows and texts may be equal by chance, and public data alone tell where that is common:
     if more than a share REPEATED of the public ones equal another public one, none leaves, and it is an error if more
     than that share equal private ones. Otherwise two rows that are drawn alike are equal with probability REPEATED / m
-    or so, for m public ones, so that by chance about that share of the private ones leaves at most."""
+    or so, for m public ones, so that by chance about that share of the private ones leaves at most. UsageError for such
+    examples unless how=leave."""
     stays = table.has(Role.private) | table.has(Role.test)
     theirs = stays & np.isin(table.unit, people)
     findings = list[Finding]()

@@ -36,7 +36,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_table(table: Path, images: Path) -> tuple[list[Path], torch.Tensor, list[str]]:
-    """Return the image files of a table in its order, their levels [n] and patients."""
+    """Return the image files of a table in its order, their levels [n] and patients. UserError for a level
+    that is none."""
     rows = rows_of(table, ("image", "level"))
     files = {path.stem: path for path in images.glob("*.jpeg")}
     same_images(table, [row["image"] for row in rows], images, files)

@@ -102,6 +102,7 @@ def of_source(
 
     like: the shape of the private images. Scattering gives as many features as the shape of an image says, so it takes
     public images in that shape, brought to it as `convert` says; a network gives as many for any image.
+    UsageError for a network that does not take what the source has.
     """
     rows = backbone.architecture == ROWS
     of_texts = backbone.architecture.startswith(text_encoder.PREFIX)

@@ -197,7 +197,8 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     The validation part (val, valid, validation, dev) is one with the test part: nobody in it may be trained on, whether
     or not there is a test part. Without either, a fifth is drawn. A finding counts the images that are not read. Size
     and colour are those of nine tenths (`alike`). unit: "folder" for folder/<class>/<person>/*; or a tag of DICOM
-    files, such as PatientID; a person may be in several classes. UserError for a folder that is absent or empty.
+    files, such as PatientID; a person may be in several classes. UserError for a folder that is absent or empty, a name
+    that is not UTF-8, or a class without training images; UsageError for a unit that the folder does not have.
     """
     people = unit == "folder"
     tag = None if people else unit  # of DICOM files

@@ -39,7 +39,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:
-    """Return the lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id."""
+    """Return the lesion ids, image ids and labels 0 to 6 of a metadata table, in order of image id. UserError for a
+    diagnosis that is none."""
     rows = sorted(rows_of(table, ("lesion_id", "image_id", "dx"), "\t,"), key=lambda row: row["image_id"])
     try:
         labels = [DIAGNOSES.index(row["dx"]) for row in rows]

@@ -72,7 +72,8 @@ def in_class_folders(folder: Folder) -> Labelled:
 
 
 def annotated(folder: Folder) -> Labelled:
-    """Return the images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated)."""
+    """Return the images of images/ in the order of val_annotations.txt (file name, WordNet id, box; tab separated).
+    UserError for a line without these."""
     table = folder / "val_annotations.txt"
     if isinstance(table, Path):
         plain(table)

@@ -97,7 +97,8 @@ def alike(source: Path, paths: Sequence[Path | Inside], read: Read, shape: Shape
 
     Without one size, the side of all is the smallest of SIDES that nine tenths of the short sides do not exceed: a
     backbone scales them again. Size and colour are treated as public. shape: that is expected of them; None: the shape
-    of a few that are spread over the list, so that each of the others is opened once.
+    of a few that are spread over the list, so that each of the others is opened once. UserError if none of the paths is
+    an image.
     """
     if shape is None:
         some = list(filter(None, map(_head, paths[:: max(1, len(paths) // EXPECTED)])))
@@ -428,8 +429,8 @@ def _black_and_white(image: Any, bits: int | None) -> tuple[float, float]:
 
 
 def dicom_tag(path: Path, tag: str) -> str:
-    """Return the value of a tag in the head of a DICOM file, such as PatientID; empty if it has none. UserError for an
-    unknown tag, or as `head_of`."""
+    """Return the value of a tag in the head of a DICOM file, such as PatientID; empty if it has none. UsageError for an
+    unknown tag, UserError as `head_of`."""
     pydicom = _pydicom(str(path))
     if pydicom.datadict.tag_for_keyword(tag) is None:
         raise UsageError(f"unit={tag}: DICOM has no such tag: take one such as PatientID")

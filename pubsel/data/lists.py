@@ -25,7 +25,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     `options.list` lists all, and each line of `options.marks` ends in 1 for a training image or 0 for a test image.
     `options.line` is the pattern of a line (the whole line is the path if it is not given): its group path is below
     `options.images`, its group label the number of the class. Without a label the classes are the folders of the
-    images, sorted.
+    images, sorted. UserError for lists that name absent images, or other classes than the set has.
     """
     options, folder = info.options, root / info.options["folder"]
     lists = [folder / options[key] for key in ("train", "test", "list", "marks") if key in options]
@@ -57,7 +57,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
-    """Return training and test images of one list, told apart by the lines of `marks`."""
+    """Return training and test images of one list, told apart by the lines of `marks`. UserError if these are more, or
+    fewer."""
     images = listed(file, line)
     ends = [text[-1] for text in list_lines(marks)]
     if len(images) != len(ends):
@@ -69,7 +70,7 @@ def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, List
 
 
 def listed(file: Path, line: re.Pattern[str]) -> Listed:
-    """Return the path and class of each line of a list."""
+    """Return the path and class of each line of a list. UserError for a line that does not have them."""
     images = []
     for text in list_lines(file):
         match = line.fullmatch(text)

@@ -17,7 +17,7 @@ from pubsel.settings.datasets import Dataset
 
 def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
     """Return both parts of the table <root>/<options.files[0]>; a fixed fifth of the rows is the test part. Classes are
-    numbered in sorted order. Missing if the file is not there."""
+    numbered in sorted order. Missing if the file is not there, UserError if it has other classes or columns."""
     arff = root / info.options["files"][0]
     if not arff.is_file():
         raise missing(name, root)
@@ -37,7 +37,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Parts:
 
 
 def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers, float32 [n, d], and the words of the column class [n]."""
+    """Return the numbers, float32 [n, d], and the words of the column class [n]. UserError for a file that has
+    no such columns."""
     columns: list[str] = []
     try:
         with plain(arff).open(encoding="utf-8") as file:

@@ -66,7 +66,7 @@ def read(path: Path, classes: int | None = None, shape: Shape | None = None, uni
 
 def people_in(path: Path, unit: str, parts: Sequence[str], counts: Sequence[int]) -> list[str]:
     """Return the names of the people that the examples of all parts are of, by the arrays that `unit` names; counts: of
-    examples of each part."""
+    examples of each part. UserError for an array that does not name one person for each example."""
     # published files put the name of a part first or last
     has = set(names_in(path))
     names = [f"{part}_{unit}" for part in parts]
@@ -286,7 +286,8 @@ def image_arrays(path: Path) -> list[str]:
 
 
 def array_stream(path: Path, array: str) -> Stream:
-    """Return the images of an array, which are taken from their compressed member of the npz one after another."""
+    """Return the images of an array, which are taken from their compressed member of the npz one after another.
+    UserError if it is absent, damaged or in Fortran order."""
     try:
         archive = zipfile.ZipFile(plain(path))
         member = archive.open(f"{array}.npy")  # open as long as images are read

@@ -122,7 +122,8 @@ def missing(name: str, root: Path, why: str = "") -> Missing:
 
 def stamp(path: Path) -> str:
     """Return what tells a file from another one, or from an earlier state of it: whole path, size and both times, or
-    that it is absent. An archive may give all its files one time of change; that of their inode is of this machine."""
+    that it is absent. An archive may give all its files one time of change; that of their inode is of this machine.
+    UserError for a file that cannot be read."""
     try:
         stat = os.stat(path)
     except FileNotFoundError:

@@ -35,7 +35,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
 
 def read_table(table: Path) -> dict[str, int]:
-    """Return the gender, 0 or 1, of each image file, in order of its name."""
+    """Return the gender, 0 or 1, of each image file, in order of its name. UserError for a row without numbers."""
     rows = rows_of(table, ("imageId", "gender"))
     try:
         genders = {int(row["imageId"]): ("0", "1").index(row["gender"].removesuffix(".0")) for row in rows}

@@ -76,7 +76,7 @@ Rows = list[TableRow]
 def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     """Return what is in a user's table. Paths are relative to it; labels are numbers or words, numbered in sorted
     order. unit: the column that names the person of each image. UserError for a table without the
-    columns."""
+    columns or the files, UsageError if `unit` is one of these columns."""
     rows = rows_in(table)
     columns = list(rows[0])
     inside = images_inside(table)
@@ -353,7 +353,7 @@ def column_of(
     table: Path, columns: Sequence[str], key: str, usual: Sequence[str], name: str | None, remedy: str | None = None
 ) -> str:
     """Return the column that a key names, or the one with a usual name. remedy: in place of the key. UserError if there
-    is none, or if several may be the label."""
+    is none, or if several may be the label; UsageError for a name that is no column."""
     if name is not None:
         if name not in columns:
             raise UsageError(f"{key}={name}: {table.name} has no such column: {first_of(columns, 20)}")

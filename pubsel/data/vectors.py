@@ -218,7 +218,8 @@ def is_rows(path: Path, read: Read) -> bool:
 
 def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = (), labelled: bool = True) -> Vectors:
     """Return the rows of a path for which `is_rows` holds. like: the columns that are read of a table, in their order,
-    as of the private one. labelled: whether they must have labels. UserError names what is wrong."""
+    as of the private one. labelled: whether they must have labels. UserError names what is wrong,
+    UsageError a unit that the path cannot have."""
     if tables.is_table(path):
         return _of_table(path, unit, read, like, labelled)
     if path.suffix.lower() == ".npz":

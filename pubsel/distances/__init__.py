@@ -71,7 +71,7 @@ class Distance:
 
     def to_private(self, draw: Draw) -> Between:
         """Return what gives the distance of a candidate, by its name and its first m examples, to `draw.private`. The
-        private side is computed here, once."""
+        private side is computed here, once. NotImplementedError: it has none."""
         raise NotImplementedError(f"{type(self).__name__} has no to_private")
 
     def measure(

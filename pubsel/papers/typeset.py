@@ -462,7 +462,7 @@ def short_keys(setting: str) -> str:
 
 
 def shown_rows(name: str, results: Path) -> pandas.DataFrame:
-    """Return the rows of one table, from the records in `results`."""
+    """Return the rows of one table, from the records in `results`. UsageError for a table that there is not."""
     known = sorted([*table_names(), *attacked.TABLES])
     if name not in known:
         raise UsageError(f"unknown table {name!r}{nearest(name, known)}: use one of {', '.join(known)}")
@@ -472,7 +472,8 @@ def shown_rows(name: str, results: Path) -> pandas.DataFrame:
 
 
 def run(settings: TableConfig) -> str:
-    """Write the files of one table, or of all that have a record (`pubsel table`); return what to show."""
+    """Write the files of one table, or of all that have a record (`pubsel table`); return what to show. UsageError for
+    a table that there is not."""
     results, known = Path(settings.results), sorted([*table_names(), *attacked.TABLES])
     if settings.table not in ["all", *known]:
         near = nearest(settings.table, known)

@@ -17,6 +17,7 @@ def separability(x: ArrayLike, y: ArrayLike, ks: Sequence[int], c: float = 1e3) 
     x: [n, d] features, whose rows are scaled to norm 1. y: [n], two classes. ks: from 0 to d.
     w*: the linear SVM through the origin, scaled to norm 1, with penalty `c` for errors (large: a hard margin).
     A_k: the top k eigenvectors of the second moment x^T x / n, which is not centred.
+    UsageError for more than two classes, or a k that is out of range.
     """
     x = np.array(x, dtype=np.float64)
     if len(np.unique(y)) != 2 or not all(0 <= k <= x.shape[1] for k in ks):
