@@ -61,8 +61,9 @@ class Release:
     of `predict_proba`.
     """
 
-    def __init__(self, folder: Path, labels: Sequence[Any], kept: Any = None):
+    def __init__(self, folder: Path, labels: Sequence[Any], results: Path, kept: Any = None):
         self.folder, self._kept = folder, kept  # which deletes the folder once nothing refers to it
+        self.results: Path | None = results  # where the ledger is
         record = records.read_record(self.run / "result.json")
         private, pair = str(record["private"]), record["settings"]["pair"]
         words = {private: IN_MEMORY} | {name: f"public[{i}]" for i, name in enumerate(pair.get("candidates") or [])}
@@ -91,7 +92,7 @@ class Release:
 
     def __getstate__(self) -> dict[str, Any]:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()}
-        return {**self.__dict__, "folder": files, "_kept": None}
+        return {**self.__dict__, "folder": files, "results": None, "_kept": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -176,7 +177,7 @@ def fit(
     usual = {} if mine is None else {plain_name(name): name for name in reversed(mine.frame.columns)}
     column = next((usual[name] for name in map(plain_name, (LABEL, *OUTCOMES)) if name in usual), None)
     labels = () if mine is None or column is None else mine.frame[column].dropna().unique()
-    return Release(folder / "release", list(labels), kept)
+    return Release(folder / "release", list(labels), Path(results).resolve(), kept)
 
 
 def audit_fit(
@@ -269,9 +270,10 @@ def _in_words(names: Sequence[str], results: Path, verbose: bool) -> Iterator[No
     the arguments of `fit` are called. names: of these data, and nothing for others."""
     words = {name: "x" if i == 0 else f"public[{i - 1}]" for i, name in enumerate(names) if name}
     words |= {Path(name).name: word for name, word in words.items()}
-    place, quiet = ledger.PLACE.set(results.resolve()), RENAMED.set(None if verbose else words)
+    quiet = RENAMED.set(None if verbose else words)
     try:
-        yield
+        with ledger.placed(results.resolve()):
+            yield
     except UserError as error:
         error.args = (with_names(str(error), words), *error.args[1:])
         raise
@@ -280,5 +282,4 @@ def _in_words(names: Sequence[str], results: Path, verbose: bool) -> Iterator[No
             raise
         raise UserError(NO_HOME) from None
     finally:
-        ledger.PLACE.reset(place)
         RENAMED.reset(quiet)

@@ -454,7 +454,8 @@ def test_what_cannot_be_fitted_is_refused_and_nothing_is_spent(tmp_path, x, y, m
 def test_a_release_is_exported_by_its_run(format):
     if format == "onnx":
         pytest.importorskip("onnxruntime", reason="no extra onnx")
-    release = pubsel.fit(X, Y, epsilon=5)
+    pubsel.fit(X, Y, epsilon=0.5, results="mine")
+    release = pubsel.fit(X, Y, epsilon=5, results="mine")
     record = pubsel.export(release, "model", format=format)
     files = {path.name: path.read_bytes() for path in Path("model").iterdir()}
     assert ("model.onnx" in files) == (format == "onnx")
@@ -462,6 +463,7 @@ def test_a_release_is_exported_by_its_run(format):
         path.name: path.read_bytes() for path in release.folder.iterdir()
     }
     assert "may NOT" not in str(record)
+    assert "had 1 of epsilon 0.5" in files["README.md"].decode()
     assert record.predict(X).answers == release.predict(X).astype(str).tolist()
 
 

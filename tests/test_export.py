@@ -266,15 +266,25 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
     return run
 
 
-def test_other_releases_of_the_same_data_are_counted_and_a_folder_that_is_there_stays(tmp_path: Path) -> None:
+def test_other_releases_of_the_same_data_are_counted_and_a_folder_that_is_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = {"private": "./mine", "identity": "cell"}
     release = ledger.Entry("cell", "./mine", "training", 1.0, 1e-5, None)
     for entry in (release, release, release._replace(cell="b", epsilon=0.5), release._replace(private="./b", cell="c")):
         ledger.note(tmp_path, entry.private, entry)
     run, to = tmp_path / "runs" / "cell", tmp_path / "to"
+    record |= {"privacy": {"epsilon": 1.0, "delta": 1e-5}}
     sentence = "had 2 of epsilon 1.5 and delta 2e-05 in all for one example."
     assert bundle._others(str(to), run, record).endswith(sentence)  # one is of an earlier life of the run
-    assert bundle._others(str(to), run.with_name("c"), {"private": "./b", "identity": "c"}).endswith("had no other.")
+    assert bundle._others(str(to), run.with_name("c"), record | {"identity": "c"}).endswith("had no other.")
+
+    # whatever folder a path is relative to by now; a run that was copied has no list next to it
+    monkeypatch.chdir(tmp_path)
+    assert bundle._others(str(to), run, record).endswith(sentence)
+    assert bundle._others(str(to), tmp_path / "elsewhere" / "runs" / "cell", record) == bundle.UNKNOWN
+    no_release = {"private": "./b", "identity": "d", "privacy": {"epsilon": None}}
+    assert bundle._others(str(to), run, no_release).endswith("had 1 of epsilon 1 and delta 1e-05 in all for one example.")
     to.mkdir()
     (to / "config.json").write_text(json.dumps({"privacy": {"other_releases": "as it was"}}))
     assert bundle._others(str(to), run, record) == "as it was"

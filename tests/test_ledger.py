@@ -16,7 +16,7 @@ from PIL import Image
 from pubsel import records
 from pubsel.cell import Spending, Streams
 from pubsel.commands import list_runs
-from pubsel.data import Split, load
+from pubsel.data import Split, load, memory
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.composition import Components, components_of
@@ -593,10 +593,22 @@ def test_the_same_examples_are_found_under_another_path_in_another_order_and_for
     write_npz(tmp_path / "fewer.npz", (pixels[:30], labels[:30]), (pixels[31:], labels[31:]))
 
     def original(name: str) -> str | None:
-        pair = Pair(private=str(tmp_path / name), public=None, m=1, convert=Convert.resize)
+        name = str(tmp_path / name) if (tmp_path / name).exists() else name
+        pair = Pair(private=name, public=None, m=1, convert=Convert.resize)
         return load(pair, str(tmp_path), False).original
 
     assert original("a") == original("b") == original("c.npz") != original("fewer.npz")
+
+    # in colour, but for some images: a file of these has one channel, an array three
+    coloured = np.stack([pixels, pixels, 255 - pixels], 3)
+    coloured[::10] = pixels[::10, ..., None]
+    for i, image in enumerate(coloured):
+        path = tmp_path / "coloured" / "xy"[labels[i]] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[..., 0] if i % 20 == 0 else image).save(path)
+    write_npz(tmp_path / "coloured.npz", (coloured[:30], labels[:30]), (coloured[30:], labels[30:]))
+    with memory.holding(memory.examples_in(coloured, labels)) as names:
+        assert original("coloured") == original("coloured.npz") == original(str(names[0]))
 
 
 def test_the_same_rows_are_found_however_they_are_read(tmp_path: Path) -> None:
@@ -642,6 +654,27 @@ def test_a_link_to_the_data_is_the_data(tmp_path: Path) -> None:
             note(tmp_path, name, SECURE._replace(private=str(tmp_path / name)))
     lines_of, cap = of_data(tmp_path, str(tmp_path / "folder" / "link.csv"))
     assert (len(lines_of), cap) == (1, Cap(2.5))
+
+
+def test_a_relative_path_is_the_same_data_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its content is by then."""
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    note(tmp_path, "content", SECURE._replace(private="./data/rows.csv", cap=Cap(2.5)))
+    monkeypatch.chdir(tmp_path / "data")
+    with pytest.raises(UsageError, match=r"budget: ./rows.csv has spent epsilon 2 of 2.5"):
+        note(tmp_path, "changed", SECURE._replace(private="./rows.csv"))
+    assert [len(group) for group in ledger.ledgers(tmp_path)] == [1]
+    note(tmp_path, "other", SECURE._replace(private="./other.csv"))
+
+
+def test_where_a_link_led_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "rows.csv")
+    note(tmp_path, "content", SECURE._replace(private=str(tmp_path / "link.csv"), cap=Cap(2.5)))
+    (tmp_path / "link.csv").unlink()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "other.csv")
+    with pytest.raises(UsageError, match=r"budget: .* has spent"):
+        note(tmp_path, "changed", SECURE._replace(private=str(tmp_path / "rows.csv")))
 
 
 @pytest.mark.parametrize(

@@ -394,11 +394,11 @@ def _run_or_fail(settings: RunConfig, place: Path) -> dict[str, Any] | None:
 @contextmanager
 def _quiet(place: Path | None = None) -> Iterator[None]:
     """Print warnings alone inside. place: for the lines that are written into a ledger inside."""
-    before, quiet = ledger.PLACE.set(place or ledger.PLACE.get()), RENAMED.set({})
+    quiet = RENAMED.set({})
     try:
-        yield
+        with ledger.placed(place):
+            yield
     finally:
-        ledger.PLACE.reset(before)
         RENAMED.reset(quiet)
 
 

@@ -44,7 +44,7 @@ from pubsel.data.findings import ERROR, Finding, first_of, settle
 from pubsel.data.images import DIM, is_dicom, nearly_black
 from pubsel.data.opened import Opened
 from pubsel.data.opened import Source as Source
-from pubsel.data.overlap import Digests, among, file_state, joined, rows
+from pubsel.data.overlap import Digests, among, file_state, joined, rows, without_colour
 from pubsel.data.splits import (
     NO_CLASS,
     Listing,
@@ -421,8 +421,13 @@ def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tup
 def _original(opened: Opened, table: Examples) -> str:
     """Return a digest of all examples of the private set as they were read, whatever their bounds, words and scale, in
     any order, but for a test part that is made up."""
-    as_read = opened.images.as_read
-    return digest([np.unique(table.content.own[~(table.test & table.untested)] if as_read is None else as_read)])
+    source, own = opened.images, table.content.own
+    if source.as_read is not None:
+        return digest([np.unique(source.as_read)])
+    if source.kind == "images" and source.files is None:
+        of_train, of_test = own[~table.test], own[table.test]
+        own = np.concatenate([without_colour(source.train.x, of_train), without_colour(source.test.x, of_test)])
+    return digest([np.unique(own[~(table.test & table.untested)])])
 
 
 def checked(

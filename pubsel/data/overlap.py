@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -57,6 +58,18 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
             keep_digests(kept, values)
 
     by_shape[shape] = values
+    return values
+
+
+def without_colour(x: Tensor, values: Digest) -> Digest:
+    """Return the digests of images [n, channels, height, width] with those of one channel for the images whose channels
+    are all equal, as a file has them."""
+    if x.shape[1] == 1:
+        return values
+    equal = torch.cat([(part == part[:, :1]).flatten(1).all(1) for part in in_parts(x, CHUNK)])
+    values = values.copy()
+    for i in equal.nonzero().flatten().tolist():
+        values[i] = of_pixels(x[i, :1].numpy())
     return values
 
 

@@ -167,6 +167,17 @@ def by_time(lines: Iterable[Line]) -> list[Line]:
     )
 
 
+@contextmanager
+def placed(results: Path | None) -> Iterator[None]:
+    """Write into the ledger in `results` inside, and read it, in place of that of a run's results folder. None: no
+    change."""
+    before = PLACE.set(results or PLACE.get())
+    try:
+        yield
+    finally:
+        PLACE.reset(before)
+
+
 def note(results: Path | str, content: str, release: Entry) -> None:
     """Write a release of the private data with fingerprint `content` to the ledger, before its first noise is drawn.
 
@@ -216,6 +227,8 @@ def check_planned(results: Path | str, release: Entry) -> None:
 def _line(secret: bytes, release: Entry) -> Line:
     left_out = {"key", "cap", "original"}
     line = {key: value for key, value in release._asdict().items() if value is not None and key not in left_out}
+    # where a path leads depends on the folder of this command, and links may change
+    line |= {"paths": sorted(_keys([line]))} if is_path(release.private) else {}
     data = {} if release.original is None else {"data": _digest(secret, f"original\0{release.original}")}
     return line | data | {"noise": OS_NOISE if release.key is None else "seeded"}
 
@@ -285,6 +298,7 @@ class _Line:
     rate: Share | None = None
     steps: Count | None = None
     noise_multiplier: Size | None = None
+    paths: list[str] | None = None
 
 
 @dataclass(kw_only=True)
@@ -381,6 +395,15 @@ def of_data(results: Path | str, private: str, original: str | None = None) -> t
     return lines, _cap(folder, keys)
 
 
+def of_run(results: Path | str, cell: str) -> list[Line] | None:
+    """Return the lines of the data set that a run has released from. None if there is no line of this run: its ledger
+    is elsewhere."""
+    folder = (PLACE.get() or Path(results)) / "ledger"
+    groups = [lines for _, lines in _joined(_parts(folder, stating(folder.parent), leave_out))]
+    own = [lines for lines in groups if any(line["cell"] == cell and line["state"] != UNLISTED for line in lines)]
+    return [line for lines in own for line in lines] or None
+
+
 def left_for(results: Path | str, private: str, original: str | None, cap: Cap | None = None) -> str:
     """Return what is left of the budget of a data set, as of `of_data`; "" if it has none. cap: one to be set."""
     lines, holds = of_data(results, private, original)
@@ -410,10 +433,11 @@ def _parts(folder: Path, records: Iterable[Mapping[str, Any]], damaged: Callable
 
 
 def _keys(lines: Iterable[Line]) -> set[str]:
-    """Return the names of the data of some lines, paths in one spelling and where their links lead, and the digests of
-    all their examples."""
+    """Return the names of the data of some lines, paths in one spelling and where their links lead, when each line was
+    written and now, and the digests of all their examples."""
     keys = set[str]()
     for line in lines:
+        keys |= {*(line.get("paths") or ())}
         name = line["private"]
         path = os.path.abspath(os.path.expanduser(name))
         keys |= {path, os.path.realpath(path)} if is_path(name) else {name}

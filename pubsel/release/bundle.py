@@ -35,6 +35,7 @@ from pubsel.settings.keys import ExportConfig, Format, Model
 from pubsel.settings.schema import check, literal
 
 WEIGHTS, CONFIG = EXPORTED
+UNKNOWN = "When this folder was made, their owner's list (pubsel runs budget) was not at hand: there may be others."
 
 
 def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
@@ -70,8 +71,15 @@ def _others(to: str, folder: Path, record: dict[str, Any]) -> str:
         if isinstance(sentence := records.at(there, "privacy.other_releases"), str):
             return sentence
 
+    # a ledger without the releases of this run is not that of its data
+    released = record["privacy"].get("epsilon") or record["privacy"].get("delta")
+    lines = ledger.of_run(folder.parent.parent, record["identity"])
+    if lines is None and released:
+        return UNKNOWN
+    if lines is None:
+        lines, _ = ledger.of_data(folder.parent.parent, record["private"])
+
     # of each kind the last release of this run is that of the record
-    lines, _ = ledger.of_data(folder.parent.parent, record["private"])
     ours = {line["what"]: line["release"] for line in lines if line["cell"] == record["identity"]}.values()
     others = ledger.per_unit([line for line in lines if line["release"] not in ours])
     costs = {unit: ledger.cost_of(of_unit) for unit, of_unit in others.items()}
