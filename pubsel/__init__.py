@@ -155,7 +155,7 @@ def export(
     may not or cannot be given away.
     """
     from pubsel.commands.export import run as write
-    from pubsel.privacy.ledger import placed
+    from pubsel.privacy.ledger import kept_in
     from pubsel.settings.compose import composed, words_of
     from pubsel.settings.keys import ExportConfig
     from pubsel.settings.schema import check
@@ -165,7 +165,7 @@ def export(
     else:  # the run of what `fit` returned is in a folder without the ledger
         place, listed = run.run, run.results
     values = {"run": place, "to": to, "format": format, "anyway": anyway, "hub": hub, "results": results, **settings}
-    with composed("export", words_of(values)) as words, placed(listed):
+    with composed("export", words_of(values)) as words, kept_in(listed):
         text = write(check(ExportConfig, words))
     record = load(to)
     record.text = text

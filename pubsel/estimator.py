@@ -272,7 +272,7 @@ def _in_words(names: Sequence[str], results: Path, verbose: bool) -> Iterator[No
     words |= {Path(name).name: word for name, word in words.items()}
     quiet = RENAMED.set(None if verbose else words)
     try:
-        with ledger.placed(results.resolve()):
+        with ledger.kept_in(results.resolve()):
             yield
     except UserError as error:
         error.args = (with_names(str(error), words), *error.args[1:])

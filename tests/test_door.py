@@ -191,6 +191,20 @@ def test_a_column_for_each_class_gives_the_classes(tmp_path, value):
     assert task_of(path, accept=["conflict"]).metric == "accuracy"
     assert task_of(path, label=["A", "B", "C"]).metric == "auc"  # as their owner says
 
+    # nor does a single value take a class from those who have it
+    of = [",".join("2" if (i, c) == (5, 1) else value if Y[i] % 3 == c else "0" for c in range(3)) for i in range(100)]
+    path = table(tmp_path / "v", of.__getitem__, "path,A,B,C")
+    refused(r"1 of 300 labels are not 0 or 1.*leave the cell of an unknown empty.*accept=\[not_known\]", path)
+    assert task_of(path, accept=["not_known"]).names == ("A", "B", "C")
+
+    # a column with other values that overlaps with classes is none of them
+    of = [
+        ",".join(value if Y[i] % 3 == c else "0" for c in range(3)) + f",{int(i % 12 == 0) + 2 * (i == 7)}"
+        for i in range(100)
+    ]
+    task = task_of(table(tmp_path / "w", of.__getitem__, "path,A,B,C,visits"))
+    assert task.names == ("A", "B", "C")
+
 
 def test_a_column_for_each_label_gives_several_labels_if_its_owner_says_so(tmp_path):
     told = ("1,0,0", "0,1,1", "0,0,0", "0,1,0")

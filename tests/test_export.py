@@ -284,7 +284,9 @@ def test_other_releases_of_the_same_data_are_counted_and_a_folder_that_is_there_
     assert bundle._others(str(to), run, record).endswith(sentence)
     assert bundle._others(str(to), tmp_path / "elsewhere" / "runs" / "cell", record) == bundle.UNKNOWN
     no_release = {"private": "./b", "identity": "d", "privacy": {"epsilon": None}}
-    assert bundle._others(str(to), run, no_release).endswith("had 1 of epsilon 1 and delta 1e-05 in all for one example.")
+    assert bundle._others(str(to), run, no_release).endswith(
+        "had 1 of epsilon 1 and delta 1e-05 in all for one example."
+    )
     to.mkdir()
     (to / "config.json").write_text(json.dumps({"privacy": {"other_releases": "as it was"}}))
     assert bundle._others(str(to), run, record) == "as it was"

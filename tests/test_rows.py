@@ -1129,6 +1129,10 @@ def test_signs_between_thousands_are_no_decimal_ones(sign, tmp_path):
             assert (finding.name, finding.text.partition(": ")[2]) == ("words", text)
     with pytest.raises(UserError, match="values in columns of numbers are none"):
         vectors.new_rows("new", frame, (Field("a"),))
+    # a single value, such as 24.12, decides nothing
+    (tmp_path / "t.csv").write_text(f"a,b,label\n24{sign}12,0,0\n".replace(",12,", ";12,") + rows)
+    (finding,) = (f for f in read(str(tmp_path / "t.csv")).findings if f.severity == "error")
+    assert (finding.name, finding.text.partition(": ")[2]) == ("words", text)
     # decimals of three places, without zeros at their end in the second file
     for written in ((f"{i % 40 / 8:.3f}" for i in range(5000)), (f"{20 + i % 500 * 0.033:.5g}" for i in range(5000))):
         rows = "".join(f"{number},{i},{i % 2}\n" for i, number in enumerate(written))

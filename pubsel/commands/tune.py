@@ -396,7 +396,7 @@ def _quiet(place: Path | None = None) -> Iterator[None]:
     """Print warnings alone inside. place: for the lines that are written into a ledger inside."""
     quiet = RENAMED.set({})
     try:
-        with ledger.placed(place):
+        with ledger.kept_in(place):
             yield
     finally:
         RENAMED.reset(quiet)

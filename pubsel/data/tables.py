@@ -264,13 +264,14 @@ def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd
 
 
 def has_points(values: Iterable[object]) -> bool:
-    """Return whether texts are whole numbers, of which several have a point between thousands, as 1.234, and others are
-    below a thousand."""
+    """Return whether texts of digits are whole numbers, but for a twentieth, of which several have a point between
+    thousands, as 1.234, and others are below a thousand."""
     texts = [value.strip() for value in values if isinstance(value, str) and re.match(r" *[+-]?\d[\d.]* *$", value)]
     pointed = sum("." in text for text in texts)
     whole = re.compile(r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d{1,3})")
-    # a single 24.12 among decimals of three places shows that they are none
-    return min(pointed, len(texts) - pointed) > 1 and all(map(whole.fullmatch, texts))
+    # of decimals of three places, a tenth end in zero, and are written as 24.12
+    matching = sum(whole.fullmatch(text) is not None for text in texts)
+    return min(pointed, len(texts) - pointed) > 1 and 20 * matching >= 19 * len(texts)
 
 
 def _check_unit(table: Path, columns: Sequence[str], unit: str | None) -> None:
@@ -450,11 +451,13 @@ def _label_of(
             return _of_one_class(rows, f"{table.name}: no row has a label in column {label}")
         words = {column: [folded(row[column]) for row in rows] for column in others}
         values = {column: [TRUTH.get(word, word) for word in words[column]] for column in others}
-        binary = [c for c in others if set(values[c]) <= BINARY | UNLABELLED and not _may_be_split(c, set(values[c]))]
-        ones = [[value == "1" for value in values[column]] for column in binary]
-        if len(binary) < 2 or (np.sum(ones, axis=0) == 1).mean() < MOST:
+        # No single value decides: a column with a few other ones is a class too if its rows are of no other class.
+        share = {column: np.mean([value in BINARY | UNLABELLED for value in values[column]]) for column in others}
+        binary = [c for c in others if share[c] >= MOST and not _may_be_split(c, set(values[c]))]
+        columns = [column for column in binary if share[column] == 1]
+        columns = [c for c in binary if c in columns or _of_one(values, [*columns, c]) > _of_one(values, columns)]
+        if len(columns) < 2 or _of_one(values, columns) < MOST:
             return _of_one_class(rows, f"{table.name}: no column label: it has {first_of(rows[0], 20)}")
-        columns = binary
 
     for row in rows:
         row.update({column: TRUTH.get(folded(row[column]), row[column]) for column in columns})
@@ -463,7 +466,7 @@ def _label_of(
     findings = [Finding("columns", NOTE, f"{table.name}: labels by the columns {first_of(columns, 10)}")]
     known = values.isin(BINARY)
     wrong = int((~known & ~values.isin(NO_LABEL)).to_numpy().sum())
-    if wrong and given:
+    if wrong:
         text, remedy = (
             f"{table.name}: {wrong} of {values.size} labels are not 0 or 1",
             "leave the cell of an unknown empty",
@@ -479,6 +482,12 @@ def _label_of(
         row[JOINED] = text + BETWEEN if given and some and not (text and every) else text
     rows = [row for row, count in zip(rows, many, strict=True) if given or count < 2]
     return rows, JOINED, columns, tuple(findings)
+
+
+def _of_one(values: Mapping[str, list[str]], columns: Sequence[str]) -> float:
+    """Return the share of rows that have 1 in exactly one of some columns."""
+    ones = [[value == "1" for value in values[column]] for column in columns]
+    return float((np.sum(ones, axis=0) == 1).mean()) if columns else 0.0
 
 
 def _of_one_class(rows: Rows, why: str) -> tuple[Rows, str, list[str], tuple[Finding, ...]]:

@@ -2,7 +2,7 @@
 
 In float32, a row more may change how the sum of all others is rounded: by 27 times its norm in the attacks of
 tests/test_rounding.py. Here each example is in a slot that a hash of its content chooses, whatever the other examples
-are; features of a network are its content, and may differ in the last digits next to others (`accountant.ROUNDED`). At
+are; features are its content, and may differ in the last digits next to others (`accountant.ROUNDED`). At
 most SLOT rows of a slot are added up in float32, in a product of their own on memory of their own; the sums of slots
 are added in float64. An example then changes the sum of ONE slot. One that has more rows, such as many copies of one
 example, is added in float64.

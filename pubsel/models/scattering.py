@@ -80,7 +80,7 @@ def modulus(spectrum: Tensor, psi: Tensor, k: int) -> Tensor:
 
 def grouped(s: Tensor, groups: int) -> Tensor:
     """Return s [n, K, h, w] with mean 0 and variance 1 over each group of adjoining channels of each image, as even
-    as K divides: constants alone, so that an example has the same features in any company."""
+    as K divides: constants alone, in which no other example has a part."""
     return torch.cat([F.layer_norm(part, part.shape[1:], eps=EPSILON) for part in s.tensor_split(groups, 1)], 1)
 
 

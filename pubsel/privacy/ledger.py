@@ -168,7 +168,7 @@ def by_time(lines: Iterable[Line]) -> list[Line]:
 
 
 @contextmanager
-def placed(results: Path | None) -> Iterator[None]:
+def kept_in(results: Path | None) -> Iterator[None]:
     """Write into the ledger in `results` inside, and read it, in place of that of a run's results folder. None: no
     change."""
     before = PLACE.set(results or PLACE.get())
@@ -395,7 +395,7 @@ def of_data(results: Path | str, private: str, original: str | None = None) -> t
     return lines, _cap(folder, keys)
 
 
-def of_run(results: Path | str, cell: str) -> list[Line] | None:
+def of_same_data(results: Path | str, cell: str) -> list[Line] | None:
     """Return the lines of the data set that a run has released from. None if there is no line of this run: its ledger
     is elsewhere."""
     folder = (PLACE.get() or Path(results)) / "ledger"

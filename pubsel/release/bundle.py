@@ -73,7 +73,7 @@ def _others(to: str, folder: Path, record: dict[str, Any]) -> str:
 
     # a ledger without the releases of this run is not that of its data
     released = record["privacy"].get("epsilon") or record["privacy"].get("delta")
-    lines = ledger.of_run(folder.parent.parent, record["identity"])
+    lines = ledger.of_same_data(folder.parent.parent, record["identity"])
     if lines is None and released:
         return UNKNOWN
     if lines is None:

@@ -22,7 +22,7 @@ from pubsel.release import adversary
 from pubsel.release.measurement import LARGEST, in_a_sentence
 from pubsel.release.quality import Answered
 from pubsel.settings.identity import is_path, same_path, short_name
-from pubsel.settings.keys import WEIGHTLESS, PublicLabels, public_sets
+from pubsel.settings.keys import PublicLabels, public_sets
 
 HERE = Path(__file__).resolve().parent
 OS_NOISE = "operating system"
@@ -201,9 +201,8 @@ def not_covered(record: dict[str, Any], shape: str = "their shape", others: str 
         "figure that was measured on them is in this folder.",
         "What a computer shows while it trains, such as time and memory.",
     ]
-    backbone = at(settings, "model.backbone.architecture")
     before = any(part["what"] in WORDS for part in record["privacy"].get("parts") or [])  # releases before training
-    if record.get("quality") or before or (backbone and backbone not in WEIGHTLESS):
+    if record.get("quality") or before or at(settings, "model.backbone"):
         sentences.append(f"{ROUNDED[0].upper()}{ROUNDED[1:]}.")
     if record.get("tuning"):
         sentences.append(HIDDEN)

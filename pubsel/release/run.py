@@ -40,7 +40,7 @@ from pubsel.rules import (
 from pubsel.selection import coverage
 from pubsel.selection.choose import Choice, by_features
 from pubsel.settings.identity import as_json, folder_name, is_path, short_name
-from pubsel.settings.keys import POOL, WEIGHTLESS, Pair, RunConfig, public_sets
+from pubsel.settings.keys import POOL, Pair, RunConfig, public_sets
 from pubsel.training import needs, parallel, torchrun
 from pubsel.training.evaluation import check_classes, evaluate, hardly_answered, interval, logits, utility
 from pubsel.training.loop import Job, Progress, fit, rate_of
@@ -390,10 +390,10 @@ def _described(
     if "adjacency" in privacy:
         privacy["adjacency"] = accountant.neighbours(pair.unit, distinct=is_path(pair.private) and len(task.shape) == 3)
     none_too = not cell.algorithm.needs_public and (public == POOL or (chosen and by_features(cell.select)))
-    backbone = cell.inputs.backbone
     some = {"backbone": start, "content": task.content, "none_too": none_too}
-    by_network = backbone is not None and backbone.architecture not in WEIGHTLESS
-    if (public == POOL or by_network or (chosen and by_features(cell.select))) and "not_covered" in privacy:
+    # features, directions and choices are computed of several examples at once
+    in_company = cell.inputs.backbone is not None or public == POOL or (chosen and by_features(cell.select))
+    if in_company and "not_covered" in privacy:
         privacy["not_covered"].append(accountant.ROUNDED)
 
     return {

@@ -226,8 +226,7 @@ def fit(
     brings its own. processes: those that share the work. report: is called at the end of each epoch, and within one
     that takes long; a resumed run reports again what followed its checkpoint. If the task has people, these are
     sampled, each with all their examples, and each is one row of G (`PeopleGradients`).
-    UserError if the weights stop being finite, or the checkpoint is of another release; ValueError for a schedule of
-    another number of people than there are.
+    UserError: weights are not finite, or the checkpoint is of another release; ValueError: a plan for other people.
     """
     algorithm, plan = job.algorithm, job.schedule
     if task.people is not None and plan.n != len(task.people):
