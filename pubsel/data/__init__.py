@@ -58,7 +58,7 @@ from pubsel.data.splits import Missing as Missing
 from pubsel.data.splits import Split as Split
 from pubsel.data.texts import LabelledTexts, TextInput, Texts, is_texts, read_texts
 from pubsel.data.unknown import refusal
-from pubsel.data.vectors import Field, Sides, Vectors, is_rows, parts_of, read_rows
+from pubsel.data.vectors import Field, Vectors, is_rows, parts_of, read_rows
 from pubsel.files import digest
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
@@ -808,15 +808,16 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
 def _of_decoded(classes: int, opened: decoded.Decoded) -> Source:
     """Return the source of decoded images."""
     parts, findings, kept = opened
-    return _own(parts, classes, parts.names)._replace(files=parts.files, kept=kept, findings=findings)
+    return _own(parts, classes)._replace(kept=kept, findings=findings)
 
 
-def _own(parts: Parts | Sides, classes: int, names: tuple[str, ...]) -> Source:
+def _own(parts: Parts, classes: int) -> Source:
     """Return the source of a user's data."""
     # constants, since mean and deviation of private images would be a release of them
     half = (0.5,) * (parts.train.x.shape[1] if parts.train.x.dim() == 4 else 0)
     metric = "auc" if parts.train.y.dim() == 2 else "accuracy"
-    return Source(parts.train, parts.test, classes, metric, half, half, parts.notes, names=names, groups=parts.groups)
+    source = Source(parts.train, parts.test, classes, metric, half, half, parts.notes, parts.files)
+    return source._replace(names=parts.names, groups=parts.groups)
 
 
 def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
@@ -841,7 +842,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
             x = held.x if len(frame) == len(held.x) else held.x[torch.tensor(frame.index.to_numpy())]
             dark = nearly_black(path.name, int((x <= DIM).flatten(1).all(1).sum()), len(x))
             findings = (*answers.findings, *dark)
-            rows = Vectors(x, answers.y, None, len(answers.names), answers.names, answers.people, findings=findings)
+            rows = Vectors(x, answers.y, None, answers.names, answers.people, findings=findings)
         source = _of_rows(name, _in_parts(rows))
     source = source._replace(names=tuple(map(memory.label_name, source.names)))
     return source if len(source.test.y) or not labelled else _untested(source)
@@ -865,16 +866,16 @@ def _untested(source: Source) -> Source:
 
 def _of_rows(name: str, rows: Vectors) -> Source:
     """Return the source of rows."""
-    source = _own(parts_of(name, rows), rows.classes, rows.names)
+    source = _own(parts_of(name, rows)[0], max(1, len(rows.names)))
     return source._replace(findings=rows.findings, columns=rows.columns, raw=rows.raw, as_read=rows.as_read)
 
 
 def _of_texts(name: str, labelled: LabelledTexts) -> Source:
     """Return the source of texts, as hashed words."""
     rows, texts, column = labelled
-    parts = parts_of(name, rows, "texts")
-    in_parts = Texts(column, texts, texts).at(*(places.tolist() for places in parts.places))
-    return _own(parts, rows.classes, rows.names)._replace(findings=rows.findings, texts=in_parts)
+    parts, places = parts_of(name, rows, "texts")
+    in_parts = Texts(column, texts, texts).at(*(at.tolist() for at in places))
+    return _own(parts, max(1, len(rows.names)))._replace(findings=rows.findings, texts=in_parts)
 
 
 def _source(name: str, parts: Parts, info: Dataset) -> Source:

@@ -165,13 +165,6 @@ def _answers(
 # Tables of numbers
 
 
-class Numbers(NamedTuple):
-    """A table of numbers, without the columns that say something else of a row: its label, side and person."""
-
-    frame: pd.DataFrame
-    answers: Answers
-
-
 def features_in(
     table: Path,
     missing: Sequence[str],
@@ -181,11 +174,11 @@ def features_in(
     texts: str | None = None,
     of_words: Collection[str] = (),
     like: Collection[str] = (),
-) -> Numbers:
-    """Return a table of numbers. missing: the words in place of a number that is not known; labelled: whether it must
-    have a label for each row, otherwise all are of class 0; texts: a column of texts; of_words: columns that are text
-    whatever is in them; like: columns of numbers, so that none is the label. UserError if it cannot be read or lacks a
-    column."""
+) -> tuple[pd.DataFrame, Answers]:
+    """Return a table of numbers, without the columns that say something else of a row, and these: its label, side and
+    person. missing: the words in place of a number that is not known; labelled: whether it must have a label for each
+    row, otherwise all are of class 0; texts: a column of texts; of_words: columns that are text whatever is in them;
+    like: columns of numbers, so that none is the label. UserError if it cannot be read or lacks a column."""
     # what is compared as text keeps its zeros, and pandas finds out which columns are numbers
     columns = names_of(table)
     _check_unit(table, columns, unit)
@@ -211,7 +204,7 @@ def features_in(
     answers = answers._replace(findings=(*findings, *about_split, *answers.findings))
     features = frame[[c for c in frame if c not in used]]
     as_text = [c for c in features if c in text and c not in of_words]
-    return Numbers(features.assign(**{c: features[c].mask(features[c].isin(missing)) for c in as_text}), answers)
+    return features.assign(**{c: features[c].mask(features[c].isin(missing)) for c in as_text}), answers
 
 
 def is_table(path: Path) -> bool:

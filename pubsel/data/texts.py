@@ -143,7 +143,7 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
         text = f"{table.name}: {column} is read as texts, and has numbers"
         findings.append(Finding("columns", ERROR, text, "text=none reads a table of numbers"))
     texts = tuple(frame[column].map(as_text))
-    known = answers.y, answers.test, len(answers.names), answers.names, answers.people
+    known = answers.y, answers.test, answers.names, answers.people
     return LabelledTexts(Vectors(torch.empty(0), *known, findings=(*answers.findings, *findings)), texts, column)
 
 
@@ -199,7 +199,7 @@ def _of_folder(folder: Path, unit: str | None, read: Read) -> LabelledTexts:
         findings += about_people
     y = torch.tensor([classes.index(place.label) for place in places])
     test = np.array([place.test for place in places])
-    rows = Vectors(torch.empty(0), y, test if test.any() else None, len(classes), tuple(filter(None, classes)), people)
+    rows = Vectors(torch.empty(0), y, test if test.any() else None, tuple(filter(None, classes)), people)
     return LabelledTexts(rows._replace(findings=tuple(findings)), tuple(texts), None)
 
 

@@ -37,7 +37,7 @@ from pubsel.data.prepared import (
     unread_arrays,
     whole_labels,
 )
-from pubsel.data.splits import Split
+from pubsel.data.splits import Parts, Split
 from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
 from pubsel.messages import UsageError, UserError, say
 from pubsel.settings.keys import Read, Scale
@@ -181,23 +181,12 @@ class Vectors(NamedTuple):
     x: Tensor  # float32 [n, d]
     y: Tensor
     test: np.ndarray | None  # bool [n]; None: a fifth is drawn
-    classes: int
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of the classes; empty: one class
     people: np.ndarray | None = None
     columns: tuple[Field, ...] = ()
     raw: int | None = None  # how many columns, the first ones, have no known scale; None: x are features
     findings: tuple[Finding, ...] = ()
     as_read: Digest | None = None  # of each row before bounds, words and scale decide what x is; None: of x
-
-
-class Sides(NamedTuple):
-    """Both parts of the rows, in the order that is used, and whose they are."""
-
-    train: Split
-    test: Split
-    groups: tuple[Tensor, Tensor] | None
-    notes: tuple[str, ...]
-    places: tuple[Tensor, Tensor]  # where each row is among all
 
 
 def is_rows(path: Path, read: Read) -> bool:
@@ -231,10 +220,10 @@ def read_rows(path: Path, unit: str | None, read: Read, like: Sequence[Field] = 
     return _with_scale(path, rows, read)
 
 
-def parts_of(name: str, rows: Vectors, kind: str = "rows") -> Sides:
-    """Return both parts of some rows: as their owner gave them, or a fifth drawn for the test part, each row by its own
-    content, or each person. A part that is sorted by class is brought into an order in which no row depends on another.
-    kind: of the rows in words."""
+def parts_of(name: str, rows: Vectors, kind: str = "rows") -> tuple[Parts, list[Tensor]]:
+    """Return both parts of some rows, and the places of these, int64 [n], among all: as their owner gave them, or a
+    fifth drawn for the test part, each row by its own content, or each person. A part that is sorted by class is
+    brought into an order in which no row depends on another. kind: of the rows in words."""
     content = digests(rows.x)
     unit = each_row(content, rows.y) if rows.x.dim() == 2 else content
     test, notes = rows.test, list[str]()
@@ -242,17 +231,18 @@ def parts_of(name: str, rows: Vectors, kind: str = "rows") -> Sides:
         test = drawn(unit if rows.people is None else rows.people, TEST_FRACTION, "test")
         by = kind[:-1] if rows.people is None else "person"
         notes.append(f"{Path(name).name}: {int(test.sum())} of {len(test)} {kind} held out as the test set, by {by}")
-    splits, groups, where = list[Split](), list[Tensor](), list[Tensor]()
+    splits, places = list[Split](), list[Tensor]()
     for which in (~test, test):
         at = np.flatnonzero(which)
         at = at[in_hash_order(unit[at], "order")]
-        places = torch.from_numpy(at)
-        where.append(places)
-        splits.append(Split(taken(rows.x, places), rows.y[places]))
+        places.append(torch.from_numpy(at))
+        splits.append(Split(taken(rows.x, places[-1]), rows.y[places[-1]]))
         remember(splits[-1].x, content[at])
-        groups.append(torch.empty(0) if rows.people is None else torch.from_numpy(rows.people[at]))
-    whose = None if rows.people is None else (groups[0], groups[1])
-    return Sides(splits[0], splits[1], whose, tuple(notes), (where[0], where[1]))
+    groups = None
+    if rows.people is not None:
+        people = torch.from_numpy(rows.people)
+        groups = people[places[0]], people[places[1]]
+    return Parts(splits[0], splits[1], tuple(notes), names=rows.names, groups=groups), places
 
 
 # Arrays
@@ -317,7 +307,7 @@ def _of_npz(path: Path, unit: str | None) -> Vectors:
     if unit is not None:
         people, more = people_of(path.name, people_in(path, unit, list(parts), [len(part) for part in x]))
         findings = (*findings, *more)
-    return Vectors(torch.cat(x), y, test, len(names), names, people, findings=findings)
+    return Vectors(torch.cat(x), y, test, names, people, findings=findings)
 
 
 def _of_npy(path: Path) -> Vectors:
@@ -337,13 +327,13 @@ def _of_npy(path: Path) -> Vectors:
     with reading(file, "save it again by numpy.save"):
         labels = np.load(plain(file), allow_pickle=False)
     y, names, findings = classes_of(file, _labels(file, file.name, labels, len(x)))
-    return Vectors(x, y, None, len(names), names, findings=findings)
+    return Vectors(x, y, None, names, findings=findings)
 
 
 def _unlabelled(name: str, x: Tensor, remedy: str) -> Vectors:
     """Return rows without labels as those of one class, which public data may be."""
     lacking = Finding("one", NOTE, f"{name}: no labels in it", f"add {remedy}")
-    return Vectors(x, torch.zeros(len(x), dtype=torch.int64), None, 1, ("0",), findings=(lacking,))
+    return Vectors(x, torch.zeros(len(x), dtype=torch.int64), None, ("0",), findings=(lacking,))
 
 
 def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:
@@ -455,7 +445,7 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     raw: int | None = sum(column.raw for column in columns)
     if read.scale == Scale.none and not like:
         x, raw = gathered((part.nan_to_num(0.0) for part in in_parts(x, BLOCK)), len(x)), None
-    known = answers.y, answers.test, len(answers.names), answers.names, answers.people
+    known = answers.y, answers.test, answers.names, answers.people
     return Vectors(x, *known, columns, raw, tuple(findings), as_read)
 
 
