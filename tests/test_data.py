@@ -126,7 +126,7 @@ def test_npz_comes_first_and_is_read_as_it_is(tmp_path):
         ({"train_labels": None}, "no array train_labels"),
         ({"train_images": pixels(20, 28, 28).astype(np.float32)}, "train_images is float32, not uint8"),
         ({"test_images": pixels(10, 28, 28, 4)}, "test_images has shape"),
-        ({"test_images": pixels(9, 28, 28)}, "9 images but 10 test_labels"),
+        ({"test_images": pixels(9, 28, 28)}, "test_labels has 10 labels for 9 examples"),
         ({"test_images": pixels(10, 20, 20)}, "train and test differ in the shape"),
         ({"train_labels": np.full(20, 10)}, "train_labels out of range: 11 classes"),
         ({"train_labels": np.full(20, -1)}, "train_labels out of range: -1"),
@@ -899,9 +899,9 @@ def test_held_out_takes_whole_groups():
 
 def test_npz_is_read_as_it_was_written(tmp_path):
     npz(tmp_path / "a.npz", shape=(8, 8, 3))
-    parts = prepared.read(tmp_path / "a.npz")
+    parts = prepared.read(tmp_path / "a.npz", 10, (3, 8, 8))
     prepared.write(tmp_path / "b.npz", parts.train, parts.test)
-    again = prepared.read(tmp_path / "b.npz")
+    again = prepared.read(tmp_path / "b.npz", 10, (3, 8, 8))
     assert (again.train.x == parts.train.x).all()
     assert (again.test.y == parts.test.y).all()
 

@@ -324,7 +324,7 @@ def test_an_archive_that_takes_more_than_memory_is_not_unpacked(tmp_path, monkey
     left = psutil.virtual_memory()._replace(available=2**24)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: left)
     with pytest.raises(UserError, match=r"own.npz: train_images takes 28 MiB, and 16 MiB of memory are free"):
-        prepared.read(tmp_path / "own.npz")
+        prepared.read(tmp_path / "own.npz", 10, (1, 2048, 2048))
 
 
 @pytest.mark.attack

@@ -573,7 +573,7 @@ def test_npy_files_and_folders_have_labels_next_to_them(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": X, "y": np.zeros(49, int)}, "y has 49 labels for 50 rows"),
+        ({"x": X, "y": np.zeros(49, int)}, "y has 49 labels for 50 examples"),
         ({"x": X.astype(complex), "y": np.zeros(50, int)}, r"not rows of numbers \[n, d\]: write images by"),
         ({"x": X, "y": X[:, 0]}, r"labels are integers or texts"),
         (

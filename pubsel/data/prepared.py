@@ -50,10 +50,10 @@ NAMED = re.compile(rf"(?:({_PART})_?)?(?:({OF_IMAGES})|({OF_LABELS}))(?:_?({_PAR
 LABEL = "label"
 
 
-def read(path: Path, classes: int | None = None, shape: Shape | None = None, unit: str | None = None) -> Parts:
-    """Return both parts of a prepared npz. Labels must be below `classes` and images of `shape`, if these are given.
-    unit: the arrays train_UNIT and test_UNIT, or UNIT_train and UNIT_test, name the person of each example. UserError
-    names the file and what is wrong with it."""
+def read(path: Path, classes: int, shape: Shape, unit: str | None = None) -> Parts:
+    """Return both parts of a prepared npz. Labels must be below `classes` and images of `shape`. unit: the arrays
+    train_UNIT and test_UNIT, or UNIT_train and UNIT_test, name the person of each example. UserError names the file and
+    what is wrong with it."""
     arrays = arrays_of(path, ARRAYS)
     train = _split(path, "train", arrays["train_images"], arrays["train_labels"])
     test = _split(path, "test", arrays["test_images"], arrays["test_labels"])
@@ -134,14 +134,20 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
     arrays = _usual_names(path)
     parts = ["train", *(part for part in ("val", "test") if f"{part}_images" in arrays)]
     streams = [array_stream(path, arrays.get(f"{part}_images", f"{part}_images")) for part in parts]
-    y, names, findings = _labels(path, parts, arrays, [stream.n for stream in streams])
-    for stream in streams[1:]:
-        _check_both(path, (streams[0].shape, stream.shape), (y, y), None, None)
+    if len({stream.shape for stream in streams}) > 1:
+        raise UserError(f"{path}: {' and '.join(parts)} differ in the shape of their images: make them alike")
+    counts, findings = [stream.n for stream in streams], tuple[Finding, ...]()
+    if any(f"{part}_labels" in arrays for part in parts):
+        wanted = [arrays.get(f"{part}_labels", f"{part}_labels") for part in parts]
+        y, names, findings = user_labels(path, arrays_of(path, wanted), counts)
+    else:
+        y, names = torch.zeros(sum(counts), dtype=torch.int64), ("0",)
+        findings = (Finding("one", NOTE, f"{path.name}: no array of labels in it", "add train_labels"),)
     used = {name for kind, name in arrays.items() if kind.partition("_")[0] in parts}
     findings = (*findings, *unread_arrays(path, used, unit))
 
     # all parts are one listing, as of a folder, and those that are held out follow the training part
-    starts = np.cumsum([0, *(stream.n for stream in streams)])
+    starts = np.cumsum([0, *counts])
     test = np.arange(len(y)) >= starts[1] if len(parts) > 1 else None
 
     dark = set[int]()
@@ -166,7 +172,7 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
     )
     if not unit:
         return listed
-    people, about_people = people_of(path.name, people_in(path, unit, parts, [stream.n for stream in streams]))
+    people, about_people = people_of(path.name, people_in(path, unit, parts, counts))
     return listed._replace(people=people, findings=(*findings, *about_people))
 
 
@@ -195,30 +201,26 @@ def names_in(path: Path) -> list[str]:
         return sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
 
 
-def _labels(
-    path: Path, parts: Sequence[str], names: Mapping[str, str], counts: Sequence[int]
+def user_labels(
+    path: Path, arrays: Mapping[str, np.ndarray], counts: Sequence[int]
 ) -> tuple[Tensor, tuple[str, ...], tuple[Finding, ...]]:
-    """Return the labels of a user's arrays, the names of the classes, and findings. names: of arrays, by those here."""
-    if not any(f"{part}_labels" in names for part in parts):
-        lacking = Finding("one", NOTE, f"{path.name}: no array of labels in it", "add train_labels")
-        return torch.zeros(sum(counts), dtype=torch.int64), ("0",), (lacking,)
-    wanted = [names.get(f"{part}_labels", f"{part}_labels") for part in parts]
-    arrays = arrays_of(path, wanted)
-    values = [array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array for array in arrays.values()]
-    if all(array.dtype.kind in "US" and array.shape == (n,) for array, n in zip(values, counts, strict=True)):
-        return _in_words(path, [text for array in values for text in array.tolist()])
-    known = [
-        labels_from(_checked_labels(path, name, n, arrays[name], below=True))
-        for name, n in zip(wanted, counts, strict=True)
+    """Return the labels of a user's images or rows, int64 [n] with classes numbered from 0, or float32 [n, labels], the
+    names of the classes, and findings. arrays: those of all parts by their names, integers or texts [n] or 0/1
+    [n, labels]; counts: of examples of each part. UserError if they are malformed."""
+    labels = [
+        _checked_labels(path, name, n, array, of_user=True)
+        for (name, array), n in zip(arrays.items(), counts, strict=True)
     ]
-    if len({y.shape[1:] for y in known}) > 1:
-        raise UserError(f"{path}: {' and '.join(wanted)} differ in their shape: make them alike")
-    return *_classes(path, torch.cat(known)), ()
+    if len({part.shape[1:] for part in labels}) > 1:
+        raise UserError(f"{path}: {' and '.join(arrays)} differ in their shape: make them alike")
+    if any(part.dtype.kind in "US" for part in labels):
+        return _in_words(path, [label for part in labels for label in part.tolist()])
+    return *_classes(path, torch.cat([labels_from(part) for part in labels])), ()
 
 
-def _in_words(path: Path, texts: Sequence[str | bytes]) -> tuple[Tensor, tuple[str, ...], tuple[Finding, ...]]:
-    """Return labels in words as `_labels` does, numbered as those of a table."""
-    rows = [{LABEL: text.decode(errors="replace") if isinstance(text, bytes) else text} for text in texts]
+def _in_words(path: Path, labels: Sequence[object]) -> tuple[Tensor, tuple[str, ...], tuple[Finding, ...]]:
+    """Return labels in words as `user_labels` does, numbered as those of a table."""
+    rows = [{LABEL: label.decode(errors="replace") if isinstance(label, bytes) else str(label)} for label in labels]
     words, findings = label_words(path, rows, LABEL, Fold.apart)
     unknown = [row[LABEL] for row in rows if row[LABEL] not in words.numbers]
     if unknown:
@@ -227,14 +229,6 @@ def _in_words(path: Path, texts: Sequence[str | bytes]) -> tuple[Tensor, tuple[s
     y = torch.tensor([words.numbers[row[LABEL]] for row in rows])
     remedy = "write each class in one way"
     return y, tuple(words.names), tuple(finding._replace(remedy=remedy) for finding in findings)
-
-
-def classes_of(path: Path, labels: np.ndarray) -> tuple[Tensor, tuple[str, ...], tuple[Finding, ...]]:
-    """Return the labels of a user's rows, integers or texts [n] or 0/1 [n, labels], with classes numbered from 0, their
-    names, and findings. UserError if they are malformed."""
-    if labels.dtype.kind in "US":
-        return _in_words(path, labels.tolist())
-    return *_classes(path, labels_from(_checked_labels(path, "the labels", len(labels), labels, below=True))), ()
 
 
 def _classes(path: Path, y: Tensor) -> tuple[Tensor, tuple[str, ...]]:
@@ -323,8 +317,8 @@ def _check_both(
     path: Path,
     shapes: tuple[Sequence[int], Sequence[int]],
     labels: tuple[Tensor, Tensor],
-    classes: int | None,
-    shape: Shape | None,
+    classes: int,
+    shape: Shape,
 ) -> None:
     """Raise UserError if train and test do not fit each other, or are not as conf/dataset says."""
     if tuple(shapes[0]) != tuple(shapes[1]) or labels[0].shape[1:] != labels[1].shape[1:]:
@@ -332,12 +326,12 @@ def _check_both(
 
     # the shape in conf/dataset decides models and kept features
     have: Shape = tuple(shapes[0])  # type: ignore[assignment]
-    if shape is not None and have != shape:
+    if have != shape:
         raise UserError(f"{path}: images are {describe(have)}, not {describe(shape)}: prepare it again at that size")
 
     for part, y in zip(("train", "test"), labels, strict=True):
         count = y.shape[1] if y.dim() == 2 else int(y.max()) + 1 if len(y) else 0
-        if classes is not None and (count > classes or (y.ndim == 2 and count != classes)):
+        if count > classes or (y.dim() == 2 and count != classes):
             raise UserError(f"{path}: {part}_labels out of range: {count} classes or labels, {classes} expected")
 
 
@@ -427,27 +421,23 @@ def _check_plain(path: Path, array: str, dtype: np.dtype) -> None:
         )
 
 
-def whole_labels(labels: np.ndarray) -> np.ndarray:
-    """Return labels [n] that are whole numbers, such as 1.0, as integers, and others as they are."""
-    whole_numbers = labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all()
-    return labels.astype(np.int64) if whole_numbers else labels
-
-
-def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray, below: bool = False) -> np.ndarray:
-    """Return the labels, [n] or [n, labels], of n images. below: whether they may be below 0. UserError if they are
-    malformed."""
+def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray, of_user: bool = False) -> np.ndarray:
+    """Return the labels, [n] or [n, labels], of n examples; whole numbers, such as 1.0, as integers. of_user: whether
+    they may be texts, or below 0. UserError if they are malformed."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]  # as MedMNIST stores classes
-    labels = whole_labels(labels)
-    if labels.ndim not in (1, 2) or labels.dtype.kind not in ("iub" if labels.ndim == 1 else "iubf"):
-        raise UserError(
-            f"{path}: {array} is {labels.dtype} of shape {list(labels.shape)}, not integers [n] or 0/1 [n, labels]"
-        )
+    if labels.dtype.kind == "f" and labels.ndim == 1 and (labels == np.round(labels)).all():
+        labels = labels.astype(np.int64)
+    kinds = "iubf" if labels.ndim == 2 else "iub" + "US" * of_user
+    if labels.ndim not in (1, 2) or labels.dtype.kind not in kinds:
+        whole_or_text = "integers or texts" if of_user else "integers"
+        what = f"{array} is {labels.dtype} {list(labels.shape)}"
+        raise UserError(f"{path}: {what}: labels are {whole_or_text} [n], or 0/1 [n, labels]")
     if len(labels) != n:
-        raise UserError(f"{path}: {n} images but {len(labels)} {array}")
+        raise UserError(f"{path}: {array} has {len(labels)} labels for {n} examples: give one for each")
 
     if labels.ndim == 2 and not (np.isin(labels, (0, 1)) | np.isnan(labels)).all():
         raise UserError(f"{path}: {array} out of range: a multi-label array holds only 0, 1 and nan, for not known")
-    if labels.ndim == 1 and not below and len(labels) and labels.min() < 0:
+    if labels.ndim == 1 and not of_user and len(labels) and labels.min() < 0:
         raise UserError(f"{path}: {array} out of range: {labels.min()} is below 0")
     return labels

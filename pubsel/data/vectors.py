@@ -30,12 +30,11 @@ from pubsel.data.overlap import Digest, digests, remember
 from pubsel.data.prepared import (
     PARTS,
     arrays_of,
-    classes_of,
     names_in,
     people_in,
     shape_in,
     unread_arrays,
-    whole_labels,
+    user_labels,
 )
 from pubsel.data.splits import Parts, Split
 from pubsel.files import gathered, in_parts, mapped, npy_map, plain, reading, taken
@@ -295,10 +294,9 @@ def _of_npz(path: Path, unit: str | None) -> Vectors:
     x_names, y_names = zip(*parts.values(), strict=True)
     arrays = arrays_of(path, [*x_names, *y_names])
     x = [_numbers(path, name, arrays[name]) for name in x_names]
-    labels = [_labels(path, name, arrays[name], len(part)) for name, part in zip(y_names, x, strict=True)]
     if len({part.shape[1] for part in x}) > 1:
         raise UserError(f"{path}: {' and '.join(x_names)} differ in how many numbers a row has: make them alike")
-    y, names, findings = classes_of(path, np.concatenate(labels))
+    y, names, findings = user_labels(path, {name: arrays[name] for name in y_names}, [len(part) for part in x])
     of_part = np.repeat([part not in ("", "train") for part in parts], [len(part) for part in x])
     test = of_part if of_part.any() else None
 
@@ -326,7 +324,7 @@ def _of_npy(path: Path) -> Vectors:
         return _unlabelled(path.name, x, "labels.npy, with one for each row, next to it")
     with reading(file, "save it again by numpy.save"):
         labels = np.load(plain(file), allow_pickle=False)
-    y, names, findings = classes_of(file, _labels(file, file.name, labels, len(x)))
+    y, names, findings = user_labels(file, {file.name: labels}, [len(x)])
     return Vectors(x, y, None, names, findings=findings)
 
 
@@ -343,18 +341,6 @@ def _numbers(path: Path, name: str, array: np.ndarray) -> Tensor:
         raise UserError(f"{path}: {name} is {array.dtype} {list(array.shape)}, not rows of numbers [n, d]: {images}")
     of_torch = array.dtype.kind in "fi" and array.dtype.isnative and array.dtype.itemsize <= 8
     return mapped(array if of_torch else array.astype(np.float64))
-
-
-def _labels(path: Path, name: str, labels: np.ndarray, n: int) -> np.ndarray:
-    """Return the labels of n rows. UserError if they are not as many, or of a kind that is no label."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
-    if len(labels) != n:
-        raise UserError(f"{path}: {name} has {len(labels)} labels for {n} rows: give one for each")
-    labels = whole_labels(labels)
-    if labels.dtype.kind not in ("iubUS" if labels.ndim == 1 else "iubf"):
-        raise UserError(f"{path}: {name} is {labels.dtype} {list(labels.shape)}: labels are integers or texts [n]")
-    return labels
 
 
 def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
