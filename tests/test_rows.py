@@ -854,7 +854,7 @@ def test_values_that_are_no_numbers_are_named_wherever_they_are(value, tmp_path)
     new = people(40).astype({"age": object})
     new.loc[3, "age"] = value
     fields = (Field("age"), Field("income"))
-    with pytest.raises(UserError, match=f"1 values in columns of numbers are none, such as '{value}'"):
+    with pytest.raises(UserError, match=f"1 values in columns of numbers are none, or too large, such as '{value}'"):
         vectors.new_rows("new", new, fields)
     path = tmp_path / table(tmp_path / "t.csv", new)
     for rows in (

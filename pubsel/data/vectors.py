@@ -117,15 +117,18 @@ def numbers_of(values: pd.Series[Any]) -> np.ndarray:
 
 
 def not_numbers(frame: pd.DataFrame, columns: Sequence[Field]) -> str:
-    """Return a sentence on the values in columns of numbers that are neither numbers nor missing, "" if there are
-    none."""
-    wrong = list[str]()
+    """Return a sentence on the values in columns of numbers that are neither numbers nor missing, or of columns without
+    bounds too large for float32; "" if there are none."""
+    wrong, unbounded = list[str](), {column.name for column in columns if column.raw}
     for name in dict.fromkeys(column.name for column in columns if column.word is None):
-        if frame[name].dtype.kind not in "fiub":
-            values = frame[name].dropna()
-            values = values if tables.has_points(values) else values[np.isnan(numbers_of(values))]
-            wrong += [str(value) for value in values if str(value).strip() not in MISSING]
-    return f"{len(wrong)} values in columns of numbers are none, such as {first_of(map(repr, wrong))}" if wrong else ""
+        values = frame[name].dropna()
+        numbers = numbers_of(values)
+        bad = np.isnan(numbers) | (values.dtype.kind not in "fiub" and tables.has_points(values))
+        if name in unbounded:
+            bad |= np.isfinite(numbers) & (np.abs(numbers) > LARGEST)
+        wrong += [str(value) for value in values[bad] if str(value).strip() not in MISSING]
+    text = f"{len(wrong)} values in columns of numbers are none, or too large, such as {first_of(map(repr, wrong))}"
+    return text if wrong else ""
 
 
 class Outside(NamedTuple):
@@ -404,14 +407,13 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
         absent = [column.name for column in columns if column.name not in frame]
         if absent:
             raise UserError(f"{table}: no column {absent[0]}, which the private table has: add it")
-        if text := not_numbers(frame, columns):
-            remedy = "correct them; accepted, they are missing"
-            findings.append(Finding("missing", ERROR, f"{table.name}: {text}", remedy))
     else:
         columns, more = _columns_of(table, frame, unit, read, bounds)
         unbounded = ((column.name, numbers_of(frame[column.name])) for column in columns if column.raw)
         bounded = {column.name: frame[column.name].map(_as_word).factorize()[0] for column in columns if not column.raw}
         findings += [*more, *suspicious(table.name, unbounded, answers.y, bounded)]
+    if text := not_numbers(frame, columns):
+        findings.append(Finding("missing", ERROR, f"{table.name}: {text}", "correct them; accepted, they are missing"))
     for name in frame:
         strings = memory.strings_in(frame[name][:BLOCK]) if frame[name].dtype.kind == "O" else None
         if strings and np.mean([*map(memory.path_ends, strings)]) >= MOST:
@@ -593,13 +595,18 @@ def _columns_of(
         findings.append(Finding("columns", WARNING, text, "leave it out of the table if it means nothing"))
 
     # words need a public list: one that is made of private values would be a release of them
-    words, wrong = _words_in(features[[name for name in features if name not in bounds]], of_all is None)
+    as_text = [name for name in features if name not in bounds and features[name].dtype.kind not in "fiub"]
+    texts = {name: features[name].dropna() for name in as_text}
+    # dates, numbers with points, or more than a tenth that are none: no single value decides what a column is
+    words = [
+        name
+        for name, values in texts.items()
+        if values.dtype.kind in "mM"
+        or tables.has_points(values)
+        or np.isnan(numbers_of(values)).sum() > OFTEN * len(values)
+    ]
     if of_all is not None:
         bounds = {name: list(of_all) for name in features if name not in words}
-    if wrong:
-        text = f"{table.name}: {len(wrong)} values in columns of numbers are none, or too large"
-        text += f", such as {first_of(map(repr, wrong))}"
-        findings.append(Finding("missing", ERROR, text, "correct them; accepted, they are missing"))
     findings += about_words(table.name, features[words])
 
     raw, bounded, of_words, absent = list[Field](), list[Field](), list[Field](), list[Field]()
@@ -618,8 +625,6 @@ def _columns_of(
         if np.isfinite(numbers).mean() <= 1 - OFTEN:
             absent.append(Field(name, missing=True))
     columns = (*raw, *bounded, *of_words, *absent)
-    if of_all is None and (text := not_numbers(features, bounded)):
-        findings.append(Finding("missing", ERROR, f"{table.name}: {text}", "correct them; accepted, they are missing"))
     if not columns:
         commas = any("decimal commas" in finding.text for finding in findings)
         remedy = (
@@ -678,25 +683,6 @@ def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
         remedy = f"set unit={many[0]} if they are people; text={many[0]} reads texts; accepted, they are left out"
         findings.append(Finding("ids", ERROR, text, remedy))
     return findings
-
-
-def _words_in(features: pd.DataFrame, unbounded: bool) -> tuple[list[str], list[str]]:
-    """Return the columns of which more than a tenth are words, or which are dates, and the words, and unbounded numbers
-    too large, in columns of numbers: no single value decides what a column is."""
-    columns, words = list[str](), list[str]()
-    for name in features:
-        kind, values = features[name].dtype.kind, features[name]
-        if kind in "fiub":
-            large = unbounded and values.dtype == "f8"
-            words += map(str, values[np.isfinite(values) & (values.abs() > LARGEST)] if large else ())
-            continue
-        values = values.dropna()
-        other = values[np.isnan(numbers_of(values))]
-        if len(other) > OFTEN * len(values) or kind in "mM" or tables.has_points(values):  # dates
-            columns.append(name)
-        else:
-            words += map(str, other)
-    return columns, words
 
 
 def _bounds(bounds: str) -> dict[str, list[Any]]:
