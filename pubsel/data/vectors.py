@@ -23,7 +23,7 @@ from pubsel.data import memory, tables
 from pubsel.data.embeddings import BLOCK, open_embeddings
 from pubsel.data.examples import MANY, drawn, each_row, folded, in_hash_order, people_of, unit_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
-from pubsel.data.folders import TEST, TEST_FRACTION, TRAIN, VALIDATION
+from pubsel.data.folders import TEST_FRACTION
 from pubsel.data.identifiers import COUNTERS, are_ids, counts_rows, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
 from pubsel.data.overlap import Digest, digests, remember
@@ -201,9 +201,9 @@ def is_rows(path: Path, read: Read) -> bool:
     suffix = path.suffix.lower()
     if suffix != ".npz":
         return suffix == ".npy"
-    names = [x for x, _ in _parts_in(names_in(path)).values()]
+    names = [x for x, _ in _parts_in(path).values()]
     if not names and all(len(shape_in(path, name)) < 3 for name in names_in(path)):
-        names = row_arrays(path)
+        names = list(row_arrays(path))
     return bool(names) and all(len(shape_in(path, x)) == 2 for x in names)
 
 
@@ -250,18 +250,21 @@ def parts_of(name: str, rows: Vectors, kind: str = "rows") -> tuple[Parts, list[
 # Arrays
 
 
-def _parts_in(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _called(path: Path, usual: Sequence[str]) -> dict[str, list[str]]:
+    """Return the arrays of a npz that have one of some usual names, the first of these first, by the part whose name is
+    before or after it; "": none is."""
+    by_name = {name.lower(): name for name in names_in(path)}
+    arrays = {}
+    for part, words in {"": ("",), **PARTS}.items():
+        ways = [way.strip("_") for word in words for name in usual for way in (f"{name}_{word}", f"{word}_{name}")]
+        arrays[part] = [by_name[way] for way in dict.fromkeys(ways) if way in by_name]
+    return arrays
+
+
+def _parts_in(path: Path) -> dict[str, tuple[str, str]]:
     """Return the names of features and labels of each part in a npz: of train, val and test, or of "" alone."""
-    by_name = {name.lower(): name for name in names}
-    parts = {}
-    for part, words in {"": ("",), "train": TRAIN, "val": VALIDATION, "test": TEST}.items():
-        pairs = [(x, y) for x in FEATURES for y in LABELS]
-        for word in words:
-            spelt = [tuple(f"{a}_{word}" if word else a for a in pair) for pair in pairs]
-            spelt += [tuple(f"{word}_{a}" if word else a for a in pair) for pair in pairs]
-            known = next((pair for pair in spelt if by_name.keys() >= set(pair)), None)
-            if known and part not in parts:
-                parts[part] = by_name[known[0]], by_name[known[1]]
+    x, y = _called(path, FEATURES), _called(path, LABELS)
+    parts = {part: (x[part][0], y[part][0]) for part in x if x[part] and y[part]}
     if "train" in parts:
         parts.pop("", None)
     return parts if parts.keys() & {"", "train"} else {}
@@ -269,31 +272,29 @@ def _parts_in(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def _check_one_each(path: Path, parts: Mapping[str, tuple[str, str]]) -> None:
     """Raise UserError if other arrays may be the rows or labels of a part as well. parts: the names of both."""
-    others = set(names_in(path)) - {name for pair in parts.values() for name in pair}
-    for x, y in parts.values():
-        n = shape_in(path, x)[0]
-        for name, words, sides, what in ((x, FEATURES, 2, "the rows of numbers"), (y, LABELS, 1, "the labels")):
-            (word,) = (word for word in name.lower().split("_") if word in words)
-            spelt = {name.lower().replace(word, other) for other in words}
-            for other in sorted(other for other in others if other.lower() in spelt):
+    for usual, sides, what in ((FEATURES, 2, "the rows of numbers"), (LABELS, 1, "the labels")):
+        arrays = _called(path, usual)
+        for part, (x, _) in parts.items():
+            name, *others = arrays[part]
+            for other in others:
                 shape = shape_in(path, other)
-                if shape[:1] == (n,) and len(shape) >= sides:
+                if shape[:1] == shape_in(path, x)[:1] and len(shape) >= sides:
                     raise UserError(f"{path}: {name} and {other} may be {what}: call one otherwise, or leave it out")
 
 
 def _of_npz(path: Path, unit: str | None) -> Vectors:
     """Return the rows of a npz: x (or features, embeddings, data) and y (or labels, target), or x_train, y_train,
     x_test, y_test. The validation part is one with the test part, as of a folder."""
-    parts = _parts_in(names_in(path))
+    parts = _parts_in(path)
     _check_one_each(path, parts)
     if not parts:
-        x = [_numbers(path, *array) for array in arrays_of(path, row_arrays(path)).items()]
+        part_of = row_arrays(path)
+        x = [_numbers(path, *array) for array in arrays_of(path, part_of).items()]
         rows = _unlabelled(path.name, torch.cat(x), "y")
         if unit is None:
             return rows
-        words = [{*name.lower().split("_")} for name in row_arrays(path)]
-        of = [next((part for part, names in PARTS.items() if word & {*names}), "") for word in words]
-        return rows._replace(people=people_of(path.name, people_in(path, unit, of, [*map(len, x)]))[0])
+        keys = people_in(path, unit, list(part_of.values()), [len(part) for part in x])
+        return rows._replace(people=people_of(path.name, keys)[0])
     x_names, y_names = zip(*parts.values(), strict=True)
     arrays = arrays_of(path, [*x_names, *y_names])
     x = [_numbers(path, name, arrays[name]) for name in x_names]
@@ -461,14 +462,11 @@ def as_rows(frame: pd.DataFrame, columns: Sequence[Field]) -> Tensor:
     return gathered(map(torch.from_numpy, rows), len(frame))
 
 
-def row_arrays(path: Path) -> list[str]:
-    """Return the names of the arrays of features of all parts in a npz, those of the training part first; none: it has
+def row_arrays(path: Path) -> dict[str, str]:
+    """Return the part of each array of features in a npz, by its name, those of the training part first; none: it has
     none with a usual name."""
-    order = {word: i for i, words in enumerate((TRAIN, VALIDATION, TEST)) for word in words}
-    words = {name: name.lower().split("_") for name in names_in(path)}
-    names = sorted(words, key=lambda name: max(order.get(word, -1) for word in words[name]))
-    ways = ([name for name in names if [w for w in words[name] if w not in order] == [word]] for word in FEATURES)
-    return next(filter(None, ways), [])
+    ways = ({name: part for part, names in _called(path, (word,)).items() for name in names} for word in FEATURES)
+    return next(filter(None, ways), {})
 
 
 def names_of_rows(name: str, path: Path, n: int) -> Iterator[str]:
