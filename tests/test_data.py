@@ -181,7 +181,7 @@ def test_missing_dataset_names_the_remedies(tmp_path, monkeypatch):
     offline = Mock(side_effect=OSError("no route\nto host"))
     for place in ("cifar.download_and_extract_archive", "mnist.download_and_extract_archive", "svhn.download_url"):
         monkeypatch.setattr(f"torchvision.datasets.{place}", offline)
-    monkeypatch.setattr("pubsel.data.imagenet.download_url", offline)
+    monkeypatch.setattr("pubsel.data.torchvision_sets.download_url", offline)
     for name in ("cifar10", "svhn", "tiny_imagenet"):
         with pytest.raises(Missing, match=r"\(download failed: no route to host\)"):
             open_dataset(name, str(tmp_path), download=True)

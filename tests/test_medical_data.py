@@ -641,10 +641,10 @@ def test_medmnist_is_fetched_with_its_checksum(tmp_path, monkeypatch):
         asked.append((url, md5))
         medmnist(Path(root) / file, (64, 64), 2)
 
-    monkeypatch.setattr("pubsel.data.medmnist.download_url", fetch)
+    monkeypatch.setattr("pubsel.data.torchvision_sets.download_url", fetch)
     assert len(open_dataset("pneumoniamnist_64", str(tmp_path), download=True).test.x) == 4
     assert asked == [(dataset_info("pneumoniamnist_64").url, "8f4eceb4ccffa70c672198ea285246c6")]
-    monkeypatch.setattr("pubsel.data.medmnist.download_url", Mock(side_effect=OSError("no route to host")))
+    monkeypatch.setattr("pubsel.data.torchvision_sets.download_url", Mock(side_effect=OSError("no route to host")))
     with pytest.raises(Missing, match=r"\(download failed: no route to host\)"):
         open_dataset("chestmnist", str(tmp_path), download=True)
 

@@ -16,7 +16,7 @@ import torch
 from pubsel.data.folders import rows_of, same_images
 from pubsel.data.images import unread
 from pubsel.data.lists import list_lines
-from pubsel.data.splits import Listing, Unread, missing
+from pubsel.data.splits import Listing, Unread, check_lists, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -34,10 +34,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     if not tables:
         raise missing(name, root, f"no {info.options['folder']}/Data_Entry_2017_v2020.csv")
     lists = [folder / info.options[part] for part in ("train", "test")]
-    for file in lists:
-        if not file.is_file():
-            raise missing(name, root, f"no {file.relative_to(root)}")
-
+    check_lists(name, root, lists)
     findings = read_table(tables[-1])
     files = {path.name: path for path in folder.rglob("*.png")}
     same_images(tables[-1], findings, folder, files)

@@ -17,7 +17,7 @@ import torch
 
 from pubsel.data.folders import rows_of, same_images
 from pubsel.data.images import unread
-from pubsel.data.splits import Listing, missing
+from pubsel.data.splits import Listing, check_lists
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -44,10 +44,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
 
     folder = root / info.options["folder"]
     tables = {part: folder / f"{part}.csv" for part in ("train", "valid")}
-    for table in tables.values():
-        if not table.is_file():
-            raise missing(name, root, f"no {table.relative_to(root)}")
-
+    check_lists(name, root, tables.values())
     parts, notes = {}, tuple[str, ...]()
     for part, table in tables.items():
         paths, labels, counts = read_table(folder, table, rules)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import listed_parts, rows_of, same_images
+from pubsel.data.folders import drawn_parts, rows_of, same_images
 from pubsel.data.images import unread
-from pubsel.data.splits import SEED, Listing, held_out, missing
+from pubsel.data.splits import Listing, check_lists
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -20,19 +20,13 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """Return both parts, classes 0 to 4. Missing if a table is not there; UserError if table and images disagree."""
     folder, held = root / info.options["folder"], info.options["test"]
     tables = {"train": "trainLabels.csv"} | ({"test": held} if isinstance(held, str) else {})
-    for table in tables.values():
-        if not (folder / table).is_file():
-            raise missing(name, root, f"no {info.options['folder']}/{table}")
-
+    check_lists(name, root, [folder / table for table in tables.values()])
     paths, levels, patients = read_table(folder / tables["train"], folder / "train")
     if "test" in tables:
         of_test = read_table(folder / held, folder / "test")
         parts = [unread(at, y, info.image_shape, whose) for at, y, whose in ((paths, levels, patients), of_test)]
         return Listing(parts[0], parts[1], (), "patient")
-
-    test = held_out(patients, held)
-    note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by patient, seed {SEED}"
-    return Listing(*listed_parts(paths, levels, test, info.image_shape, patients), (note,), "patient")
+    return drawn_parts(name, paths, levels, patients, held, info.image_shape, "patient")
 
 
 def read_table(table: Path, images: Path) -> tuple[list[Path], torch.Tensor, list[str]]:

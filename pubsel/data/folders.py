@@ -63,12 +63,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     paths, labels = labelled(folder, expected_classes(folder, info))
     fraction, pattern = info.options["test"], info.options.get("group")
     groups = [group_of(f"{path.parent.name}/{path.name}", pattern) for path in paths]
-    test = held_out(groups, fraction)
-
+    y, unit = torch.from_numpy(labels), "patient" if pattern else ""
     note = f"{name}: {fraction:.3g} of the images held out as the test set, seed {SEED}"
-    people = groups if pattern else ()
-    parts = listed_parts(paths, torch.from_numpy(labels), test, info.image_shape, people)
-    return Listing(*parts, (note,), "patient" if pattern else "")
+    return drawn_parts(name, paths, y, groups, fraction, info.image_shape, unit)._replace(notes=(note,))
 
 
 def _published(name: str, info: Dataset, root: Path, part: str) -> Unread:
@@ -469,18 +466,21 @@ def labelled(folder: Path, classes: Sequence[str], people: bool = False) -> tupl
     return paths, np.repeat(np.arange(len(groups)), [len(group) for group in groups])
 
 
-def listed_parts(
-    paths: Sequence[Path], y: Tensor, test: np.ndarray, shape: Shape, groups: Sequence[str] = ()
-) -> tuple[Unread, Unread]:
-    """Return train and test from image files, labels [n] or [n, labels], a mask [n] of the test examples, and the
-    people [n] that they are of, if these are known."""
+def drawn_parts(
+    name: str, paths: Sequence[Path], y: Tensor, groups: Sequence[str], fraction: float, shape: Shape, unit: str = ""
+) -> Listing:
+    """Return both parts of a named set from image files with labels [n] or [n, labels]: a fraction is held out for
+    testing, whole groups [n] at a time, and a note counts it. unit: what a group is, such as patient; "": an image."""
+    test = held_out(groups, fraction)
 
     def part(mask: np.ndarray) -> Unread:
         places = np.flatnonzero(mask).tolist()
-        people = [groups[i] for i in places] if groups else ()
+        people = [groups[i] for i in places] if unit else ()
         return unread([paths[i] for i in places], y[torch.from_numpy(mask)], shape, people)
 
-    return part(~test), part(test)
+    how = f", disjoint by {unit}" if unit else ""
+    note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set{how}, seed {SEED}"
+    return Listing(part(~test), part(test), (note,), unit)
 
 
 def same_images(table: Path, rows: Collection[str], folder: Path, files: Collection[str]) -> None:

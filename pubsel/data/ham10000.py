@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import TEST_FRACTION, listed_parts, rows_of
-from pubsel.data.splits import SEED, Listing, held_out, missing
+from pubsel.data.folders import TEST_FRACTION, drawn_parts, rows_of
+from pubsel.data.splits import Listing, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -32,10 +32,8 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         raise UserError(f"{folder}: {absent[0]}.jpg and {len(absent) - 1} more are absent: unpack both image archives")
 
     # Several photographs show one lesion, so whole lesions are held out.
-    test = held_out(lesions, TEST_FRACTION)
-    note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, disjoint by lesion, seed {SEED}"
     paths = [files[image] for image in images]
-    return Listing(*listed_parts(paths, torch.tensor(labels), test, info.image_shape, lesions), (note,), "lesion")
+    return drawn_parts(name, paths, torch.tensor(labels), lesions, TEST_FRACTION, info.image_shape, "lesion")
 
 
 def read_metadata(table: Path) -> tuple[list[str], list[str], list[int]]:

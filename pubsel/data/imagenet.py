@@ -7,11 +7,11 @@ import zipfile
 from pathlib import Path
 
 import torch
-from torchvision.datasets.utils import download_url
 
 from pubsel.data.convert import Shape
 from pubsel.data.images import unread
-from pubsel.data.splits import Listing, Unread, missing
+from pubsel.data.splits import Listing, Unread
+from pubsel.data.torchvision_sets import fetch
 from pubsel.files import plain, reading
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
@@ -31,13 +31,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
         return _parts(name, info, folder)
 
     if not archive.exists():
-        if not download or "md5" not in info.options:
-            raise missing(name, root)
-        try:
-            download_url(info.url, root, archive.name, info.options["md5"])
-        except (OSError, RuntimeError) as error:
-            raise missing(name, root, f"download failed: {error}") from None
-
+        fetch(name, info, root, archive.name, download)
     with reading(archive, f"delete it and run `pubsel data prepare {name}`", (OSError, zipfile.BadZipFile)):
         return _parts(name, info, zipfile.Path(archive) / info.options["folder"])  # stays open for its images
 

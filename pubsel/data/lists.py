@@ -10,7 +10,7 @@ from scipy.io.matlab import MatReadError
 
 from pubsel.data.convert import Shape
 from pubsel.data.images import unread
-from pubsel.data.splits import Listing, Unread, missing
+from pubsel.data.splits import Listing, Unread, check_lists
 from pubsel.files import reading
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
@@ -29,10 +29,7 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     """
     options, folder = info.options, root / info.options["folder"]
     lists = [folder / options[key] for key in ("train", "test", "list", "marks") if key in options]
-    for file in lists:
-        if not file.is_file():
-            raise missing(name, root, f"no {file.relative_to(root)}")
-
+    check_lists(name, root, lists)
     line = re.compile(options.get("line", "(?P<path>.+)"))
     if "marks" in options:
         train, test = marked(lists[0], lists[1], line)

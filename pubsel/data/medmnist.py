@@ -6,10 +6,9 @@ and 22,433 test images."""
 
 from pathlib import Path
 
-from torchvision.datasets.utils import download_url
-
 from pubsel.data import prepared
-from pubsel.data.splits import Listing, missing
+from pubsel.data.splits import Listing
+from pubsel.data.torchvision_sets import fetch
 from pubsel.settings.datasets import Dataset
 
 
@@ -18,12 +17,6 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     UserError if it does not read or does not have the shape and classes of conf/dataset."""
     npz = root / f"{name}.npz"
     if not npz.exists():
-        if not download:
-            raise missing(name, root)
-        try:
-            download_url(info.url, root, npz.name, info.options["md5"])
-        except (OSError, RuntimeError) as error:
-            raise missing(name, root, f"download failed: {error}") from None
-
+        fetch(name, info, root, npz.name, download)
     note = f"{name}: the validation part of MedMNIST is left out"
     return prepared.listing(npz, info.classes, info.image_shape)._replace(notes=(note,))

@@ -3,7 +3,7 @@ machine has the same examples in the same places."""
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -118,6 +118,13 @@ def missing(name: str, root: Path, why: str = "") -> Missing:
         f"dataset {name} is not in {root}{reason}: run `pubsel data prepare {name}`, "
         f"or set data_root= or PUBSEL_DATA to the folder that has it"
     )
+
+
+def check_lists(name: str, root: Path, files: Iterable[Path]) -> None:
+    """Raise Missing if one of the tables or lists of a dataset is not there, in `root`."""
+    for file in files:
+        if not file.is_file():
+            raise missing(name, root, f"no {file.relative_to(root)}")
 
 
 def stamp(path: Path) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import TEST_FRACTION, listed_parts, rows_of, same_images
-from pubsel.data.splits import SEED, Listing, held_out, missing
+from pubsel.data.folders import TEST_FRACTION, drawn_parts, rows_of, same_images
+from pubsel.data.splits import Listing, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -27,11 +27,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
     files = {path.name: path for path in folder.rglob("*.png") if path.parent.name == "train"}
     same_images(table, genders, folder, files)
 
-    test = held_out(list(genders), TEST_FRACTION)
-    note = f"{name}: {int(test.sum())} of {len(test)} images held out as the test set, seed {SEED}"
     paths = [files[image] for image in genders]
     labels = torch.tensor(list(genders.values()))
-    return Listing(*listed_parts(paths, labels, test, info.image_shape), (note,))
+    return drawn_parts(name, paths, labels, list(genders), TEST_FRACTION, info.image_shape)
 
 
 def read_table(table: Path) -> dict[str, int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torchvision.datasets as sets
+from torchvision.datasets.utils import download_url
 
 from pubsel.data import folders
 from pubsel.data.convert import Shape
@@ -59,6 +60,16 @@ def fetching_files(name: str, info: Dataset, root: Path, download: bool) -> Iter
                 f"delete {files} and run `pubsel data prepare {name}`"
             ) from None
         raise missing(name, root, f"download failed: {reason}") from None
+
+
+def fetch(name: str, info: Dataset, root: Path, file: str, download: bool) -> None:
+    """Download the one file of a set into `root`. Missing if that is not allowed, has no checksum, or fails."""
+    if not download or "md5" not in info.options:
+        raise missing(name, root)
+    try:
+        download_url(info.url, root, file, info.options["md5"])
+    except (OSError, RuntimeError) as error:
+        raise missing(name, root, f"download failed: {error}") from None
 
 
 def arrays(info: Dataset, root: Path, download: bool) -> Parts:
