@@ -284,19 +284,16 @@ def array_stream(path: Path, array: str) -> Stream:
     UserError if it is absent, damaged or in Fortran order."""
     try:
         archive = zipfile.ZipFile(plain(path))
+        _claimed(path, archive, array)
         member = archive.open(f"{array}.npy")  # open as long as images are read
         shape, fortran, dtype = _header(member)
         first = member.tell()
-        has = archive.getinfo(member.name).file_size - first
     except KeyError:
         raise UserError(f"{path}: no array {array} in it: it needs {', '.join(ARRAYS)}") from None
     except CORRUPT as error:
         raise unreadable(path, error, BROKEN) from None
 
-    # A header may claim any shape; the archive knows how many bytes there are.
     size, last = _layout(path, array, shape, dtype)
-    if (claimed := math.prod(shape)) != has:
-        raise UserError(f"{path}: {array} claims {claimed:.3g} bytes and has {has:.3g}: {BROKEN}")
     if fortran:
         raise UserError(f"{path}: {array} is in Fortran order: store it in C order")
     count = math.prod(size)
@@ -360,13 +357,17 @@ def arrays_of(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
 
 
 def _claimed(path: Path, archive: zipfile.ZipFile, name: str) -> int:
-    """Return how many bytes the header of an array claims. UserError if the archive does not have them. Nothing of the
-    array is read."""
+    """Return how many bytes the header of an array claims. UserError if the archive does not have them, or for an array
+    of Python objects, which only a pickle can have. Nothing of the array is read."""
     with archive.open(f"{name}.npy") as member:
         shape, _, dtype = _header(member)
         has = archive.getinfo(f"{name}.npy").file_size - member.tell()
 
-    _check_plain(path, name, dtype)
+    if dtype.hasobject:
+        raise UserError(
+            f"{path}: {name} is an array of objects, which is not read: save a plain one, such as by "
+            f"numpy.savez({path.name!r}, {name}=numpy.array({name}.tolist()), ...)"
+        )
     takes = math.prod(shape) * dtype.itemsize
     if takes != has:
         raise UserError(f"{path}: {name} claims {takes:.3g} bytes and has {has:.3g}: {BROKEN}")
@@ -398,7 +399,6 @@ def _split(path: Path, part: str, images: np.ndarray, labels: np.ndarray) -> Spl
 def _layout(path: Path, array: str, shape: Sequence[int], dtype: np.dtype) -> tuple[Shape, bool]:
     """Return channels, height and width of an array of images, and whether its channels come last. UserError if it does
     not contain images."""
-    _check_plain(path, array, dtype)
     if dtype != np.uint8:
         scale = "multiply them by 255 if they are 0 to 1, and " if dtype.kind == "f" else ""
         raise UserError(f"{path}: {array} is {dtype}, not uint8: {scale}store values 0 to 255 as uint8")
@@ -410,15 +410,6 @@ def _layout(path: Path, array: str, shape: Sequence[int], dtype: np.dtype) -> tu
         )
     last = shape[3] in (1, 3)
     return ((shape[3], shape[1], shape[2]) if last else (shape[1], shape[2], shape[3])), last
-
-
-def _check_plain(path: Path, array: str, dtype: np.dtype) -> None:
-    """Raise UserError for an array of Python objects, which only a pickle can have."""
-    if dtype.hasobject:
-        raise UserError(
-            f"{path}: {array} is an array of objects, which is not read: save a plain one, such as by "
-            f"numpy.savez({path.name!r}, {array}=numpy.array({array}.tolist()), ...)"
-        )
 
 
 def _checked_labels(path: Path, array: str, n: int, labels: np.ndarray, of_user: bool = False) -> np.ndarray:
