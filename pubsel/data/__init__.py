@@ -800,7 +800,7 @@ def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Re
     elif suffix == ".npz":
         listed = prepared.listed_arrays(path, unit)
     else:
-        raise UserError(refusal(path, folders.TABLES))
+        raise UserError(refusal(path))
     opened = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
     return _of_decoded(listed.classes, opened)
 

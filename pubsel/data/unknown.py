@@ -1,8 +1,9 @@
 """The message about a user's file of a type that is not read: what is read, and how to convert this file."""
 
 import shlex
-from collections.abc import Collection
 from pathlib import Path
+
+from pubsel.data import folders
 
 ARRAYS = "train_images=..., train_labels=..., test_images=..., test_labels=..."
 FOLDERS = "write its images into a folder for each class"
@@ -11,8 +12,6 @@ UNPACKED = {  # how the name of an archive ends, longer endings first, and the c
     **{".zip": "unzip {file} -d {stem}", ".rar": "unrar x {file}", ".7z": "7z x {file}"},
 }
 TABLES = {  # how pandas reads a table of this suffix
-    ".tsv": 'read_csv({file!r}, sep="\\t")',
-    ".parquet": "read_parquet({file!r})",
     **dict.fromkeys((".pq", ".parq"), "read_parquet({file!r})"),
     **dict.fromkeys((".feather", ".arrow"), "read_feather({file!r})"),
     ".sav": "read_spss({file!r})",
@@ -37,18 +36,17 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".p
 SCANS = (".nii", ".nii.gz", ".nrrd", ".svs", ".heic", ".svg", ".psd", ".exr")
 
 
-def refusal(path: Path, tables: Collection[str] = (".csv", ".tsv")) -> str:
-    """Return the message, in one line, about a file whose type is not read. tables: suffixes of the tables that are."""
+def refusal(path: Path) -> str:
+    """Return the message, in one line, about a file whose type is not read."""
     small = path.name.lower()
     double = [ending for ending in (*UNPACKED, *SCANS) if small.endswith(ending) and ending.count(".") > 1]
     kind = double[0] if double else Path(small).suffix  # of x.tar.gz both suffixes
 
     what = f"a file of type {kind}" if kind else "a file without a suffix"
-    *first, last = tables
-    listed = f"{', '.join(first)} or {last}" if first else last
+    *first, last = folders.TABLES
     takes = (
-        f"a folder with a folder of images for each class, a table ({listed}) with the columns path and label, or an "
-        "npz with train_images, train_labels, test_images and test_labels"
+        f"a folder with a folder of images for each class, a table ({', '.join(first)} or {last}) with the columns "
+        "path and label, or an npz with train_images, train_labels, test_images and test_labels"
     )
     return f"{path}: {what} is not read: {_remedy(path.name, kind)}; what is read: {takes}"
 
@@ -65,7 +63,7 @@ def _remedy(name: str, kind: str) -> str:
     if kind in TABLES:
         reads = TABLES[kind].format(file=name)
         paths = f"pandas.{reads}.to_csv({stem + '.csv'!r}, index=False), if it has the columns path and label"
-        return f"convert it by {paths}" if kind in (".tsv", ".xlsx", ".xls") else f"convert it by {paths}; or {FOLDERS}"
+        return f"convert it by {paths}" if kind in (".xlsx", ".xls") else f"convert it by {paths}; or {FOLDERS}"
     if kind in LOADED:
         reads = LOADED[kind].format(file=name)
         return f"read it by {reads}, and write its arrays by numpy.savez({stem + '.npz'!r}, {ARRAYS})"
