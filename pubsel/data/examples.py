@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.overlap import Digests, among, by_content, joined, rows
-from pubsel.data.splits import SEED, SEEDS, Split, in_a_row
+from pubsel.data.splits import SEED, SEEDS, Split
 from pubsel.files import taken
 from pubsel.messages import UsageError
 from pubsel.settings.keys import Overlap
@@ -290,10 +290,8 @@ def one_side(table: Examples, how: Overlap) -> tuple[Examples, tuple[Finding, ..
         on_both = np.isin(table.unit, table.unit[train]) & test
         again = np.isin(table.unit, table.unit[test]) & train
     else:
-        on_both = test.copy()
-        on_both[test] = among(rows(table.content, test), rows(table.content, train))
-        again = train.copy()
-        again[train] = among(rows(table.content, train), rows(table.content, test))
+        on_both = test & among(table.content, rows(table.content, train))
+        again = train & among(table.content, rows(table.content, test))
 
     count, n = int(on_both.sum()), int(test.sum())
     if not count:
@@ -340,8 +338,7 @@ def apart(
             )
         )
         table, stays = table.move(theirs, Role.left_out), stays & ~theirs
-    twice = stays.copy()
-    twice[stays] = among(rows(table.content, stays), public)
+    twice = stays & among(table.content, public)
     if how != Overlap.leave or not twice.any():
         return table, tuple(findings)
     n = len(public.own)
@@ -411,8 +408,7 @@ def take_public(table: Examples, public: Bools, how: Overlap) -> tuple[Examples,
     # a copy of a public example may have been trained on
     if table.kind != "images":
         return table, tuple(findings)
-    twice = rest.copy()
-    twice[rest] = among(rows(table.content, rest), rows(table.content, public))
+    twice = rest & among(table.content, rows(table.content, public))
     if twice.any():
         text = f"{table.name}: {int(twice.sum())} other {word} images are equal to public ones"
         if table.people and not table.published:  # what one has may not decide about another
@@ -467,13 +463,13 @@ def hold_out(
 def side(split: Split, which: Bools, people: Tensor | None = None) -> tuple[Split, Tensor | None]:
     """Return the chosen examples of a split, bool [n], and how many each person has, [people], if people [n] are given:
     the examples of a person then follow each other. If all are chosen, this is the split itself."""
-    if people is not None:
-        places, sizes = in_a_row(people, torch.from_numpy(np.flatnonzero(which)))
-        return Split(taken(split.x, places), split.y[places]), sizes
-    if which.all():
+    if people is None and which.all():
         return split, None
-    places = torch.from_numpy(np.flatnonzero(which))
-    return Split(taken(split.x, places), split.y[places]), None
+    places, sizes = torch.from_numpy(np.flatnonzero(which)), None
+    if people is not None:
+        sizes = people[places].unique(return_counts=True)[1]
+        places = places[people[places].argsort(stable=True)]
+    return Split(taken(split.x, places), split.y[places]), sizes
 
 
 def _shares(

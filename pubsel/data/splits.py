@@ -215,14 +215,6 @@ def numbered(train: Sequence[str], test: Sequence[str]) -> Groups:
     return first, second
 
 
-def in_a_row(groups: Tensor, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the chosen places [m] of examples with these groups [n], those of a person next to each other, else in
-    their order; and how many of them each person has, [people]. chosen None: all."""
-    chosen = torch.arange(len(groups)) if chosen is None else chosen
-    _, sizes = groups[chosen].unique(return_counts=True)
-    return chosen[groups[chosen].argsort(stable=True)], sizes
-
-
 def draw_indices(
     name: str, y: Tensor, m: int, shots: int | None, seed: int, places: np.ndarray | None = None
 ) -> Tensor:
