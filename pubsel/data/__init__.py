@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pubsel.data import decoded, folders, memory, prepared, stored, tables
-from pubsel.data.convert import Shape, converted
+from pubsel.data.convert import Shape, converted, describe
 from pubsel.data.embeddings import is_embeddings
 from pubsel.data.examples import (
     Examples,
@@ -103,8 +103,7 @@ class Task(NamedTuple):
     def form(self) -> str:
         """Return the shape of an example, in words."""
         if len(self.shape) == 3:
-            channels, height, width = self.shape
-            return f"{height}x{width}x{channels}"
+            return describe(self.shape)
         if self.text is not None:
             return f"{'hashed into' if self.text.hashed else 'features,'} {self.shape[0]:,} numbers"
         numbers = f"{self.shape[0]} {'columns' if self.columns else 'numbers'}"

@@ -1,6 +1,7 @@
 """Images of one shape as images of another: grey or colour, scaled to cover, cut at the centre."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,7 @@ CHUNK = 128  # images in floating point at once
 Shape = tuple[int, int, int]  # channels, height, width
 
 
-def describe(shape: Shape) -> str:
+def describe(shape: Sequence[int]) -> str:
     """Return a shape as people write it: height x width x channels."""
     channels, height, width = shape
     return f"{height}x{width}x{channels}"

@@ -6,11 +6,8 @@ val/images/*.JPEG with val/val_annotations.txt. Classes are the sorted WordNet i
 import zipfile
 from pathlib import Path
 
-import torch
-
-from pubsel.data.convert import Shape
-from pubsel.data.images import unread
-from pubsel.data.splits import Listing, Unread
+from pubsel.data.lists import unread_part
+from pubsel.data.splits import Listing
 from pubsel.data.torchvision_sets import fetch
 from pubsel.files import plain, reading
 from pubsel.messages import UserError
@@ -51,7 +48,9 @@ def _parts(name: str, info: Dataset, folder: Folder) -> Listing:
     if len(wnids) > info.classes:
         raise UserError(f"{folder}: {len(wnids)} classes, {info.classes} expected: see `pubsel data prepare {name}`")
     note = f"{name}: the validation part is the test set"
-    return Listing(_split(train, wnids, info.image_shape), _split(test, wnids, info.image_shape), (note,))
+    numbers = {wnid: i for i, wnid in enumerate(wnids)}
+    parts = [unread_part(part, numbers, info.image_shape) for part in (train, test)]
+    return Listing(parts[0], parts[1], (note,))
 
 
 def in_class_folders(folder: Folder) -> Labelled:
@@ -79,9 +78,3 @@ def annotated(folder: Folder) -> Labelled:
 
 def _list(folder: Folder) -> list[Folder]:
     return list(folder.iterdir()) if folder.is_dir() else []
-
-
-def _split(part: Labelled, wnids: list[str], shape: Shape) -> Unread:
-    number = {wnid: i for i, wnid in enumerate(wnids)}
-    labels = torch.tensor([number[wnid] for _, wnid in part], dtype=torch.int64)
-    return unread([path for path, _ in part], labels, shape)

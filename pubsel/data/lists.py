@@ -1,7 +1,9 @@
 """Photographs in the publisher's training and test lists, at the size of conf/dataset."""
 
 import re
+import zipfile
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import torch
@@ -50,7 +52,9 @@ def read(name: str, info: Dataset, root: Path, download: bool) -> Listing:
             f"{images / absent[0]} and {len(absent) - 1} more of the lists are absent: unpack the archive again"
         )
 
-    return Listing(_split(images, train, numbers, info.image_shape), _split(images, test, numbers, info.image_shape))
+    files = [[(images / path, word) for path, word in part] for part in (train, test)]
+    parts = [unread_part(part, numbers, info.image_shape) for part in files]
+    return Listing(parts[0], parts[1])
 
 
 def marked(file: Path, marks: Path, line: re.Pattern[str]) -> tuple[Listed, Listed]:
@@ -90,6 +94,7 @@ def list_lines(file: Path) -> list[str]:
         return [text.strip() for text in file.read_text(encoding="utf-8").splitlines() if text.strip()]
 
 
-def _split(images: Path, part: Listed, numbers: dict[str, int], shape: Shape) -> Unread:
+def unread_part(part: Sequence[tuple[Path | zipfile.Path, str]], numbers: Mapping[str, int], shape: Shape) -> Unread:
+    """Return a part of image files with the words of their classes. numbers: of the classes."""
     labels = torch.tensor([numbers[word] for _, word in part], dtype=torch.int64)
-    return unread([images / path for path, _ in part], labels, shape)
+    return unread([path for path, _ in part], labels, shape)

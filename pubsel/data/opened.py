@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pubsel.data import overlap
+from pubsel.data.convert import describe
 from pubsel.data.findings import Finding
 from pubsel.data.overlap import Digest, Digests
 from pubsel.data.splits import Files, Groups, Split, cat
@@ -48,9 +49,9 @@ class Source(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return its description, line by line."""
-        first, *sides = self.train.x.shape[1:]
+        size = self.train.x.shape[1:]
         counts = f"{len(self.train.x):,} training and {len(self.test.x):,} test {self.kind}"
-        shape = "x".join(map(str, [*sides, first])) if sides else f"{first:,} numbers"
+        shape = describe(size) if len(size) == 3 else f"{size[0]:,} numbers"
         how = "of" if self.texts is None else "hashed into"
         lines = [f"{counts} {how} {shape}, {self.classes} classes, measured by {self.metric}"]
 
