@@ -392,22 +392,21 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
     if len(of_sides) > 1:
         text = f"{table.name}: the columns {' and '.join(of_sides[:2])} both say train or test"
         return of_sides[0], (Finding("split", ERROR, text, f"give split={of_sides[0]}, or split=none"),)
-    if named and not of_sides and words[named[0]] <= set(SIDES):
-        return named[0], ()
-    if named and not of_sides:
+    if of_sides or (named and words[named[0]] <= set(SIDES)):
+        return (of_sides or named)[0], ()
+    if named:
         text = f"{table.name}: column {named[0]} has {first_of(sorted(words[named[0]]), 4)}, not train and test"
         return None, (Finding("split", ERROR, text, "give split=COLUMN, or split=none"),)
 
     # parts of a cross-validation are no split yet, and no label either
     folds = [column for column in others if plain_name(column) in ("fold", "folds", "kfold")]
-    if folds and not of_sides:
+    if folds:
         text = f"{table.name}: column {folds[0]} numbers parts, and none is named as the test part"
         return None, (Finding("split", ERROR, text, "add a column split with train and test, or give split=none"),)
-    doubtful = [column for column in others if not of_sides and _may_be_split(column, words[column])]
-    if doubtful:
+    if doubtful := [column for column in others if _may_be_split(column, words[column])]:
         text = f"{table.name}: column {doubtful[0]} may be the split, with {first_of(sorted(words[doubtful[0]]), 4)}"
         return None, (Finding("split", ERROR, text, "write train and test in it, or give split=none"),)
-    return (of_sides[0] if of_sides else None), ()
+    return None, ()
 
 
 def may_be_sides(name: str) -> bool:
