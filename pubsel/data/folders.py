@@ -494,19 +494,19 @@ def same_images(table: Path, rows: Collection[str], folder: Path, files: Collect
         )
 
 
-def open_text(table: Path) -> TextIO:
-    """Open a table of text, in UTF-8 or in UTF-16 with its mark. UserError if it is in UTF-16 without."""
-    with plain(table).open("rb") as file:
-        start = file.read(2)
+@contextlib.contextmanager
+def open_text(table: Path, between: str) -> Iterator[tuple[TextIO, str]]:
+    """Open a table of text, in UTF-8 or in UTF-16 with its mark, and tell which of the characters `between` separates
+    its columns, by its first line. UserError if it is in UTF-16 without its mark."""
+    with plain(table).open("rb") as raw:
+        start = raw.read(2)
     if b"\0" in start:
         raise UserError(NOT_UTF8.format(table))
     wide = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return table.open(newline="", encoding="utf-16" if wide else "utf-8-sig")
-
-
-def delimiter_of(line: str, between: str) -> str:
-    """Return which character separates the columns of a table, by its first line."""
-    return max(between, key=line.count)
+    with table.open(newline="", encoding="utf-16" if wide else "utf-8-sig") as file:
+        delimiter = max(between, key=file.readline().count)
+        file.seek(0)
+        yield file, delimiter
 
 
 class TableRow(dict[str, str]):
@@ -588,9 +588,7 @@ def rows_of(
     most: the number of rows to read; blank: whether rows without a character count. UserError if it is absent, empty or
     no CSV, or lacks one of the columns."""
     try:
-        with open_text(table) as file:
-            delimiter = delimiter_of(file.readline(), between)
-            file.seek(0)
+        with open_text(table, between) as (file, delimiter):
             if most is None:
                 check_quotes(table, file, delimiter)
             reader = csv.DictReader(file, restkey=EXTRA, restval="", skipinitialspace=True, delimiter=delimiter)

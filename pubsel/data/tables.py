@@ -31,7 +31,6 @@ from pubsel.data.folders import (
     TableRow,
     about_patients,
     check_quotes,
-    delimiter_of,
     open_text,
     rows_of,
     words_in,
@@ -235,9 +234,7 @@ def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd
         return held.frame
     if of_arrow(table):
         return arrow.frame(table, text)
-    with reading(table, "not a readable table", (OSError, ValueError)), open_text(table) as file:
-        between = delimiter_of(file.readline(), DELIMITERS)
-        file.seek(0)
+    with reading(table, "not a readable table", (OSError, ValueError)), open_text(table, DELIMITERS) as (file, between):
         check_quotes(table, file, between)
         how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "low_memory": False}
         some = pd.read_csv(file, **how, dtype=str, nrows=HEAD_LINES, keep_default_na=False)
