@@ -223,12 +223,11 @@ def load_backbone(backbone: Backbone, data_root: str, device: torch.device, like
     # The key depends on all that decides features, so that a kept file is never stale.
     weights = digest_of_weights(net)
     versions = [torch.__version__, timm.__version__]
-    network = [name, backbone.options, weights]
+    decides = {"network": [name, backbone.options, weights], "how": list(how), "versions": versions}
     if not backbone.stages:
-        key = digest_of({"network": network, "how": list(how), "versions": versions})
-        return Extractor(net.to(device), how, device, key, weights)
+        return Extractor(net.to(device), how, device, digest_of(decides), weights)
     whole = Stages(net, name, len(how.mean), how.size)
-    key = digest_of({"network": network, "how": list(how), "versions": versions, "stages": whole.chosen})
+    key = digest_of(decides | {"stages": whole.chosen})
     return Extractor(whole.eval().to(device), how, device, key, weights, whole.width)
 
 
