@@ -341,7 +341,7 @@ def test_a_wrong_arff_is_named(tmp_path, rows):
         table(tmp_path / "a.arff", rows, 2)
     else:
         (tmp_path / "a.arff").write_text(rows)
-    with pytest.raises(UserError, match=r"a.arff: not a dense ARFF with a column class .*: download it again") as error:
+    with pytest.raises(UserError, match="it is no dense ARFF with a column class: download it again") as error:
         openml.read_arff(tmp_path / "a.arff")
     assert "\n" not in str(error.value)
 

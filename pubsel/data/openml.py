@@ -10,7 +10,7 @@ import torch
 
 from pubsel.data.folders import TEST_FRACTION
 from pubsel.data.splits import SEED, Parts, Split, held_out, missing
-from pubsel.files import plain
+from pubsel.files import reading
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset
 
@@ -40,20 +40,17 @@ def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers, float32 [n, d], and the words of the column class [n]. UserError for a file that has
     no such columns."""
     columns: list[str] = []
-    try:
-        with plain(arff).open(encoding="utf-8") as file:
-            for text in file:
-                words = text.lower().split()
-                if words[:1] == ["@attribute"]:
-                    columns.append(words[1].strip("'\""))
-                elif words[:1] == ["@data"]:
-                    break
+    remedy = "it is no dense ARFF with a column class: download it again"
+    with reading(arff, remedy, (OSError, ValueError, KeyError, IndexError)), arff.open(encoding="utf-8") as file:
+        for text in file:
+            words = text.lower().split()
+            if words[:1] == ["@attribute"]:
+                columns.append(words[1].strip("'\""))
+            elif words[:1] == ["@data"]:
+                break
 
-            # Pandas goes on where the header ends.
-            kinds = {column: str if column == "class" else np.float32 for column in columns}
-            table = pandas.read_csv(file, names=columns, index_col=False, dtype=kinds, na_filter=False)
+        # Pandas goes on where the header ends.
+        kinds = {column: str if column == "class" else np.float32 for column in columns}
+        table = pandas.read_csv(file, names=columns, index_col=False, dtype=kinds, na_filter=False)
         labels = table.pop("class").to_numpy(dtype=str)
-    except (OSError, ValueError, KeyError, IndexError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise UserError(f"{arff}: not a dense ARFF with a column class ({reason}): download it again") from None
     return table.to_numpy(dtype=np.float32), labels
