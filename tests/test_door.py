@@ -383,7 +383,7 @@ def test_each_finding_is_in_the_reference():
         for file in root.glob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Call)
-        and getattr(node.func, "id", "") == "Finding"
+        and getattr(node.func, "id", "") in ("Finding", "on_columns")
         and isinstance(node.args[0], ast.Constant)
     }
     assert used == set(findings.NAMES)

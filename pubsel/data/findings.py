@@ -12,6 +12,7 @@ from pubsel.settings.schema import nearest
 
 NOTE, WARNING, ERROR = "note", "warning", "error"
 EXAMPLES = 2  # that a finding shows
+COLUMNS = 4  # that it names
 
 # The names by which findings are accepted, in the order of the reference.
 NAMES = {
@@ -73,6 +74,11 @@ def first_of(items: Iterable[object], count: int = EXAMPLES) -> str:
     """Return the first few different items, as a message shows them."""
     different = list(dict.fromkeys(map(str, items)))
     return ", ".join(different[:count]) + (", ..." if len(different) > count else "")
+
+
+def on_columns(name: str, severity: str, what: str, columns: Sequence[str], remedy: str = "") -> list[Finding]:
+    """Return the finding on some columns, which names the first of them; none if there are no columns."""
+    return [Finding(name, severity, f"{what}: {first_of(columns, COLUMNS)}", remedy)] if columns else []
 
 
 def not_accepted(findings: Sequence[Finding], accept: Sequence[str]) -> list[Finding]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pubsel.data.examples import BLANK_WORDS, LARGE, MANY, folded
-from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of, on_columns
 from pubsel.data.images import MOST
 
 WHO = (
@@ -136,13 +136,9 @@ def left_out(
     if nameless := [column for column in others if OF_PANDAS.fullmatch(plain_id(column)) and column not in numbered]:
         text = f"{name}: {what} {nameless[0]!r} has no name, and does not number the rows"
         findings.append(Finding("columns", ERROR, text, "name it, so that what it is can be checked, or leave it out"))
-    if numbered:
-        text = f"{name}: {what}s that number the rows are left out: {first_of(map(repr, numbered), 4)}"
-        findings.append(Finding("columns", NOTE, text))
-    if people and unit:
-        text = f"{name}: {what}s that may name people are left out: {first_of(map(repr, people), 4)}"
-        findings.append(Finding("columns", NOTE, text))
-    elif people:
+    for why, some in (("number the rows", numbered), ("may name people", people if unit else [])):
+        findings += on_columns("columns", NOTE, f"{name}: {what}s that {why} are left out", [*map(repr, some)])
+    if people and not unit:
         by_name = PERSON.fullmatch(plain_id(people[0]))
         text = f"{name}: {what} {people[0]} {'names' if by_name else 'may name'} people, and is left out"
         findings.append(Finding("ids", ERROR, text, f"set unit={people[0]}, or a row is protected, not a person"))

@@ -22,7 +22,7 @@ from torch import Tensor
 from pubsel.data import memory, tables
 from pubsel.data.embeddings import BLOCK, open_embeddings
 from pubsel.data.examples import MANY, drawn, each_row, folded, in_hash_order, people_of, unit_of
-from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
+from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of, on_columns
 from pubsel.data.folders import TEST_FRACTION
 from pubsel.data.identifiers import COUNTERS, are_ids, counts_rows, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
@@ -657,14 +657,11 @@ def about_words(name: str, features: pd.DataFrame) -> list[Finding]:
     few = [column for column in features if column not in (*many, *commas, *thousands)]
     marked = [column for column in many if texts[column].fullmatch(MARKED).mean() >= MOST]
     many = [column for column in many if column not in marked]
-    findings = list[Finding]()
-    if thousands:
-        text = f"{name}: columns have numbers with commas or points between thousands: {first_of(thousands, 4)}"
-        remedy = "write 1,234 and 1.234 as 1234, and a decimal comma as a point; accepted, they are left out"
-        findings.append(Finding("words", ERROR, text, remedy))
-    if commas:
-        text = f"{name}: columns have numbers with decimal commas: {first_of(commas, 4)}"
-        findings.append(Finding("words", ERROR, text, f"{POINTS}; accepted, they are left out"))
+    text = f"{name}: columns have numbers with commas or points between thousands"
+    remedy = "write 1,234 and 1.234 as 1234, and a decimal comma as a point; accepted, they are left out"
+    findings = on_columns("words", ERROR, text, thousands, remedy)
+    text, remedy = f"{name}: columns have numbers with decimal commas", f"{POINTS}; accepted, they are left out"
+    findings += on_columns("words", ERROR, text, commas, remedy)
     if marked:
         values = features[marked[0]].dropna()
         text = f"{name}: columns have numbers with units or signs, or ids: {first_of(marked, 4)} ({first_of(values)})"
@@ -708,40 +705,36 @@ def suspicious(
     [n] or [n, labels]; bounded: other columns, which may say the label too."""
     import pandas as pd
 
-    coded, equal, same, ids, counts = list[str](), list[str](), list[str](), list[str](), list[str]()
     of_columns = dict(columns)
-    by_label = y.dim() == 1 and (y.diff() != 0).double().mean() <= 1 - MOST  # in the order of the labels
-    for column, numbers in of_columns.items():
-        coded += [f"{column} ({code:g})" for code in codes_of_missing(numbers)]
-        equal += [column] if is_rounded(numbers) else []
-        ids += [column] if are_ids(numbers) else []
-        shared = len(np.unique(numbers)) < len(numbers)  # by rows, so that it may count people
-        counts += [column] if counts_rows(numbers) and (shared or by_label) else []
-    if y.dim() == 1:
-        same += [column for column, each in {**of_columns, **(bounded or {})}.items() if says_label(each, y.numpy())]
-    findings = list[Finding]()
-    if coded:
-        text = f"{name}: columns have a number far from their others: {first_of(coded, 4)}"
-        remedy = "leave a field empty where a number is missing; accepted, these are numbers"
-        findings.append(Finding("missing", ERROR, text, remedy))
-    if equal:
-        text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
-        remedy = "subtract a public number, or give bounds=; accepted, they stay so"
-        findings.append(Finding("rounded", ERROR, f"{text}: {first_of(equal, 4)}", remedy))
+    coded = [f"{column} ({code:g})" for column, each in of_columns.items() for code in codes_of_missing(each)]
+    text = f"{name}: columns have a number far from their others"
+    remedy = "leave a field empty where a number is missing; accepted, these are numbers"
+    findings = on_columns("missing", ERROR, text, coded, remedy)
+
+    equal = [column for column, each in of_columns.items() if is_rounded(each)]
+    text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
+    remedy = "subtract a public number, or give bounds=; accepted, they stay so"
+    findings += on_columns("rounded", ERROR, text, equal, remedy)
+
+    ids = [column for column, each in of_columns.items() if are_ids(each)]
     if ids:  # numbers of rows that are repeated as a whole say nothing
         fresh = ~pd.DataFrame(of_columns).duplicated().to_numpy()
         ids = [column for column in ids if are_ids(of_columns[column][fresh])]
-    if ids:
-        text = f"{name}: columns have whole numbers as ids of people have: {first_of(ids, 4)}"
-        remedy = "if they are, leave them out, or set unit=COLUMN of people; accepted, they are features"
-        findings.append(Finding("ids", ERROR, text, remedy))
-    if counts:
-        text = f"{name}: columns count the rows, or people, in their order: {first_of(counts, 4)}"
-        findings.append(Finding("columns", WARNING, text, "leave them out, or set unit=COLUMN of people"))
-    if same:
-        text = f"{name}: columns have one number for each label: {first_of(same, 4)}"
-        findings.append(Finding("columns", WARNING, text, "leave out what is the label by another name"))
-    return findings
+    remedy = "if they are, leave them out, or set unit=COLUMN of people; accepted, they are features"
+    findings += on_columns("ids", ERROR, f"{name}: columns have whole numbers as ids of people have", ids, remedy)
+
+    # in the order of the labels, or shared by rows, a number may count people
+    by_label = y.dim() == 1 and (y.diff() != 0).double().mean() <= 1 - MOST
+    counting = [column for column, each in of_columns.items() if counts_rows(each)]
+    counts = [column for column in counting if by_label or len(np.unique(of_columns[column])) < len(y)]
+    text = f"{name}: columns count the rows, or people, in their order"
+    findings += on_columns("columns", WARNING, text, counts, "leave them out, or set unit=COLUMN of people")
+
+    if y.dim() != 1:
+        return findings
+    same = [column for column, each in {**of_columns, **(bounded or {})}.items() if says_label(each, y.numpy())]
+    text, remedy = f"{name}: columns have one number for each label", "leave out what is the label by another name"
+    return findings + on_columns("columns", WARNING, text, same, remedy)
 
 
 def codes_of_missing(numbers: np.ndarray) -> list[float]:
