@@ -47,6 +47,7 @@ from pubsel.data.opened import Source as Source
 from pubsel.data.overlap import Digests, among, file_state, joined, rows, without_colour
 from pubsel.data.splits import (
     NO_CLASS,
+    Listed,
     Listing,
     Parts,
     draw_indices,
@@ -603,17 +604,19 @@ def open_dataset(
     user's own data, keep: whether images are kept once they are decoded (`decoded.open_decoded`); read: how files are
     read; columns: of a table, that are read; empty: all; labelled: whether rows must have labels.
     """
-    path = Path(name).expanduser()
+    path, read = Path(name).expanduser(), read or Read()
     if memory.of_memory(name) is not None:
-        source = _open_held(name, unit, read or Read(), columns, labelled)
-    elif is_path(name) and path.exists() and is_texts(path, read or Read()):
-        source = _of_texts(name, read_texts(path, unit, read or Read(), labelled))
-    elif is_path(name) and path.exists() and is_rows(path, read or Read()):
-        source = _of_rows(name, read_rows(path, unit, read or Read(), columns, labelled))
-    elif is_path(name):
-        source = _open_path(name, data_root, keep, unit, read or Read())
-    else:
+        source = _open_held(name, unit, read, columns, labelled)
+    elif not is_path(name):
         source = _open_named(name, data_root, download, unit)
+    elif not path.exists():
+        raise UserError(f"{name}: no such file or folder")
+    elif is_texts(path, read):
+        source = _of_texts(name, read_texts(path, unit, read, labelled))
+    elif is_rows(path, read):
+        source = _of_rows(name, read_rows(path, unit, read, columns, labelled))
+    else:
+        source = _of_listed(name, _listed(path, unit, read), decoded_folder(path, Path(data_root)), keep, read)
     if unit and source.groups is None:
         raise UsageError(f"unit={unit}: {name} does not tell whose {source.kind} they are: leave it out")
     return source
@@ -785,33 +788,25 @@ def _named(name: str, data_root: str) -> str | None:
     return path.stem if in_root and path.stem in dataset_names() else None
 
 
-def _open_path(name: str, data_root: str, keep: bool, unit: str | None, read: Read) -> Source:
-    """Return a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
-    path = Path(name).expanduser()
-    if not path.exists():
-        raise UserError(f"{name}: no such file or folder")
-
-    suffix = path.suffix.lower()
+def _listed(path: Path, unit: str | None, read: Read) -> Listed:
+    """Return a user's images, none of which is read yet. UserError for a file of another type."""
     if tables.is_table(path):
-        listed = tables.list_table(path, unit, read)
-    elif path.is_dir():
-        listed = folders.list_folder(path, unit, read)
-    elif suffix == ".npz":
-        listed = prepared.listed_arrays(path, unit)
-    else:
-        raise UserError(refusal(path))
-    opened = decoded.open_decoded(name, listed, decoded_folder(path, Path(data_root)), keep, read)
-    return _of_decoded(listed.classes, opened)
+        return tables.list_table(path, unit, read)
+    if path.is_dir():
+        return folders.list_folder(path, unit, read)
+    if path.suffix.lower() == ".npz":
+        return prepared.listed_arrays(path, unit)
+    raise UserError(refusal(path))
 
 
-def _of_decoded(classes: int, opened: decoded.Decoded) -> Source:
-    """Return the source of decoded images."""
-    parts, findings, kept = opened
-    return _own(parts, classes)._replace(kept=kept, findings=findings)
+def _of_listed(name: str, listed: Listed, folder: Path, keep: bool, read: Read) -> Source:
+    """Return the source of images that are decoded, or were kept in `folder`."""
+    parts, findings, kept = decoded.open_decoded(name, listed, folder, keep, read)
+    return _own(parts, listed.classes)._replace(kept=kept, findings=findings)
 
 
 def _own(parts: Parts, classes: int) -> Source:
-    """Return the source of a user's data."""
+    """Return the source of a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     # constants, since mean and deviation of private images would be a release of them
     half = (0.5,) * (parts.train.x.shape[1] if parts.train.x.dim() == 4 else 0)
     metric = "auc" if parts.train.y.dim() == 2 else "accuracy"
@@ -828,7 +823,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
     if held.x is None and memory.PATH in held.frame:
         listed = tables.list_table(path, unit, dataclasses.replace(read, path=memory.PATH))
         listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
-        source = _of_decoded(listed.classes, decoded.open_decoded(name, listed, path, False, read))
+        source = _of_listed(name, listed, path, False, read)
     elif held.x is None and is_texts(path, read):
         texts = read_texts(path, unit, read, labelled)
         source = _of_texts(name, texts._replace(rows=_in_parts(texts.rows)))
