@@ -831,7 +831,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
         if held.x is None:
             rows = read_rows(path, unit, read, columns, labelled)
         else:
-            frame, answers = tables.features_in(path, (), unit, read, labelled)
+            frame, answers = tables.features_in(path, unit, read, labelled)
             # rows without a label are left out
             x = held.x if len(frame) == len(held.x) else held.x[torch.tensor(frame.index.to_numpy())]
             dark = nearly_black(path.name, int((x <= DIM).flatten(1).all(1).sum()), len(x))

@@ -63,6 +63,7 @@ SAME = (
     "1 true t yes y ja oui si pos positive".split(),
     "0 false f no n nein non neg negative".split(),
 )  # of two labels
+MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL", "None", "none", "<NA>", "#N/A"]
 DIGITS = 20  # of a number, from which on it is a word
 NO_FILE = (
     "<bytes |<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
@@ -166,7 +167,6 @@ def _answers(
 
 def features_in(
     table: Path,
-    missing: Sequence[str],
     unit: str | None,
     read: Read,
     labelled: bool,
@@ -175,9 +175,9 @@ def features_in(
     like: Collection[str] = (),
 ) -> tuple[pd.DataFrame, Answers]:
     """Return a table of numbers, without the columns that say something else of a row, and these: its label, side and
-    person. missing: the words in place of a number that is not known; labelled: whether it must have a label for each
-    row, otherwise all are of class 0; texts: a column of texts; of_words: columns that are text whatever is in them;
-    like: columns of numbers, so that none is the label. UserError if it cannot be read or lacks a column."""
+    person. labelled: whether it must have a label for each row, otherwise all are of class 0; texts: a column of texts;
+    of_words: columns that are text whatever is in them; like: columns of numbers, so that none is the label. UserError
+    if it cannot be read or lacks a column."""
     # what is compared as text keeps its zeros, and pandas finds out which columns are numbers
     columns = names_of(table)
     _check_unit(table, columns, unit)
@@ -185,7 +185,7 @@ def features_in(
     text = {*given, unit, read.split, texts, *(c for c in columns if plain_name(c) in (*OUTCOMES, *SPLITS))} & {
         *columns
     }
-    frame = numbers_in(table, missing, {*text, *of_words})
+    frame = numbers_in(table, {*text, *of_words})
     text |= {c for c in frame if frame[c].dtype.kind not in "fiub" or _may_be_split(c, set())}
     rows = _as_texts(frame[[c for c in frame if c in text - {texts}]])
 
@@ -202,8 +202,8 @@ def features_in(
     used = {label, unit, side, *several}
     answers = answers._replace(findings=(*findings, *about_split, *answers.findings))
     features = frame[[c for c in frame if c not in used]]
-    as_text = [c for c in features if c in text and c not in of_words]
-    return features.assign(**{c: features[c].mask(features[c].isin(missing)) for c in as_text}), answers
+    as_text = [c for c in features if c in text and c not in (texts, *of_words)]
+    return features.assign(**{c: features[c].mask(features[c].isin(MISSING)) for c in as_text}), answers
 
 
 def is_table(path: Path) -> bool:
@@ -225,9 +225,9 @@ def names_of(table: Path) -> list[str]:
     return list(rows_of(table, (), DELIMITERS, most=1)[0])
 
 
-def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd.DataFrame:
-    """Return a table with numbers as numbers, and lists of them as a column each. missing: the words in place of a
-    number that is not known; text: columns that are text."""
+def numbers_in(table: Path, text: Collection[str]) -> pd.DataFrame:
+    """Return a table with numbers as numbers, or NaN for MISSING, and lists of them as a column each. text: columns
+    that are text."""
     import pandas as pd
 
     if (held := memory.of_memory(table)) is not None:
@@ -242,7 +242,7 @@ def numbers_in(table: Path, missing: Sequence[str], text: Collection[str]) -> pd
         file.seek(0)
         # a word such as none may be a class, or a word with bounds
         columns = names_of(table)
-        numbers = {name: list(missing) for name in columns if name not in text}
+        numbers = {name: MISSING for name in columns if name not in text}
         how |= {"dtype": dict.fromkeys(text, str), "na_values": numbers, "keep_default_na": False}
         frame = pd.read_csv(file, **how)
         # pandas takes the first column for names of rows if rows have more values than the head: they must be empty

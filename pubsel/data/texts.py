@@ -132,7 +132,7 @@ def _of_table(table: Path, unit: str | None, read: Read, labelled: bool) -> Labe
     column = column_of_texts(names, read)
     if column is None or read.text not in (None, column):
         raise UsageError(f"text={read.text}: {table.name} has no such column: {first_of(names, 20)}")
-    frame, answers = tables.features_in(table, (), unit, read, labelled, column)
+    frame, answers = tables.features_in(table, unit, read, labelled, column)
     left, findings = left_out(table.name, frame.drop(columns=column), unit)
     if others := [name for name in frame if name not in {*left, column}]:
         text = f"{table.name}: {column} is read as texts, and other columns are not used: {first_of(others, 10)}"

@@ -47,8 +47,7 @@ if TYPE_CHECKING:
 FEATURES = ("x", "features", "embeddings", "data", "vectors")
 LABELS = ("y", "labels", "label", "target", "targets")
 LABEL_FILES = ("labels.npy", "label.npy", "y.npy", "targets.npy")
-MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL", "None", "none", "<NA>", "#N/A"]
-NO_WORDS = {folded(word) for word in MISSING}
+NO_WORDS = {folded(word) for word in tables.MISSING}
 LARGEST, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)  # of the numbers that are read
 KINDS = (str, int, float, Decimal, np.bool_, np.integer, np.floating)  # of values that may be numbers
 DECIMAL = r"[+-]?\d*,\d+\s*"  # a number as many languages write it
@@ -126,7 +125,7 @@ def not_numbers(frame: pd.DataFrame, columns: Sequence[Field]) -> str:
         bad = np.isnan(numbers) | (values.dtype.kind not in "fiub" and tables.has_points(values))
         if name in unbounded:
             bad |= np.isfinite(numbers) & (np.abs(numbers) > LARGEST)
-        wrong += [str(value) for value in values[bad] if str(value).strip() not in MISSING]
+        wrong += [str(value) for value in values[bad] if str(value).strip() not in tables.MISSING]
     text = f"{len(wrong)} values in columns of numbers are none, or too large, such as {first_of(map(repr, wrong))}"
     return text if wrong else ""
 
@@ -398,7 +397,7 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
     of_words = {name for name, values in bounds.items() if isinstance(values[0], str)}
     of_words |= {column.name for column in like if column.word is not None}
     names = {column.name for column in like}
-    frame, answers = tables.features_in(table, MISSING, unit, read, labelled, None, of_words, names)
+    frame, answers = tables.features_in(table, unit, read, labelled, None, of_words, names)
     findings = list(answers.findings)
     if not len(frame):
         raise UserError(f"{table}: no row has a label")
@@ -546,7 +545,7 @@ def _features_in(name: str, frame: pd.DataFrame) -> Tensor:
     numbers = {column: numbers_of(frame[column]) for column in frame}
     for column, values in numbers.items():
         texts = {int(i): str(frame[column].iloc[i]).strip() for i in np.flatnonzero(np.isnan(values))}
-        if wrong := [i for i, text in texts.items() if text not in MISSING]:
+        if wrong := [i for i, text in texts.items() if text not in tables.MISSING]:
             raise UserError(f"{name}: column {column}, row {wrong[0] + 1}: {texts[wrong[0]]!r} is no number")
     return torch.from_numpy(np.stack([*numbers.values()], axis=1).astype(np.float32))
 
@@ -562,7 +561,7 @@ def _new_at(path: Path, of_words: Collection[str]) -> pd.DataFrame | np.ndarray 
     """Return the rows of a path, whose labels are not read. of_words: columns of a table that are text."""
     suffix = path.suffix.lower()
     if tables.is_table(path):
-        return tables.numbers_in(path, MISSING, of_words)
+        return tables.numbers_in(path, of_words)
     if not path.is_dir() and suffix not in (".npy", ".npz"):
         raise UserError(f"{path}: has no rows of numbers, which this model takes: give a table, npz or npy file")
     if path.is_dir():
