@@ -11,9 +11,8 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from pubsel import data
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, open_dataset, openml
+from pubsel.data import Missing, open_dataset, opening, openml
 from pubsel.messages import UserError
 from pubsel.settings import CONF, datasets
 from pubsel.settings.datasets import dataset_info
@@ -26,7 +25,7 @@ def classes(monkeypatch):
     """classes(n): every named set has n classes, so that a small tree is a whole one."""
 
     def fewer(n):
-        monkeypatch.setattr(data, "dataset_info", lambda name: dataclasses.replace(dataset_info(name), classes=n))
+        monkeypatch.setattr(opening, "dataset_info", lambda name: dataclasses.replace(dataset_info(name), classes=n))
 
     return fewer
 

@@ -15,9 +15,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
-from pubsel import data, files
+from pubsel import files
 from pubsel.commands import data as catalogue
-from pubsel.data import Missing, images, open_dataset, same_examples, stored
+from pubsel.data import Missing, images, load, open_dataset, opening, related, same_examples, stored
 from pubsel.data.chestxray14 import FINDINGS
 from pubsel.data.chexpert import OBSERVATIONS
 from pubsel.data.splits import Listing, Unread
@@ -37,7 +37,8 @@ def changed(monkeypatch):
             info = dataset_info(name)
             return dataclasses.replace(info, options={**info.options, **(options or {})}, **values)
 
-        monkeypatch.setattr(data, "dataset_info", of)
+        for module in (opening, related):
+            monkeypatch.setattr(module, "dataset_info", of)
 
     return change
 
@@ -209,7 +210,7 @@ def test_kept_images_are_used_without_the_original_files(tmp_path, small, change
     (folder / "images_001/images" / names[0]).unlink()
     (folder / "train_val_list.txt").unlink()
     assert open_dataset("chestxray14", str(tmp_path), False) is first
-    data._open_stored.cache_clear()
+    opening._open_stored.cache_clear()
     again = open_dataset("chestxray14", str(tmp_path), False)
     assert again is not first
     assert (again.train.x == first.train.x).all()
@@ -248,8 +249,8 @@ def test_damage_to_kept_images_is_noticed(tmp_path, small, capsys):
 
 
 def new_process():
-    data._open_stored.cache_clear()
-    data._as_listed.cache_clear()
+    opening._open_stored.cache_clear()
+    opening._as_listed.cache_clear()
 
 
 def test_a_folder_that_was_half_unpacked_is_prepared_again_when_more_is_there(tmp_path, changed, capsys):
@@ -297,7 +298,7 @@ def test_another_shape_or_rule_is_kept_apart(tmp_path, changed):
 def test_half_of_what_was_kept_is_named(tmp_path, small):
     chestxray14(tmp_path)
     open_dataset("chestxray14", str(tmp_path), False)
-    folder = data.kept_folder("chestxray14", data.dataset_info("chestxray14"), tmp_path)
+    folder = opening.kept_folder("chestxray14", opening.dataset_info("chestxray14"), tmp_path)
     assert kept(tmp_path) == [folder.name]
     (folder / "test_images.npy").write_bytes(b"half")
     with pytest.raises(UserError, match=r"chestxray14-\w+ cannot be read \(.*\): delete it to have it prepared again"):
@@ -676,15 +677,15 @@ def test_private_images_are_never_public_under_another_name(private, public, tak
     not_loaded(pair, "nowhere", f"pair.public={public} has images of {private} in another split")
     if take == Take.test:
         not_loaded(dataclasses.replace(pair, public=["noise", public]), "nowhere", "another split")
-    assert data.load(dataclasses.replace(pair, public="noise"), "nowhere", False).public is not None
+    assert load(dataclasses.replace(pair, public="noise"), "nowhere", False).public is not None
 
 
 def test_ham10000_is_one_set_at_both_sizes():
     """Its public images leave the test set, and its labels are of the task, whatever the size."""
     for one, two in (("ham10000", "ham10000_224"), ("ham10000_224", "ham10000")):
-        assert data.same_examples(one, two, "nowhere")
-        assert data._same_classes(one, two, "nowhere")
-        data._check_apart(one, two, "nowhere")
+        assert same_examples(one, two, "nowhere")
+        assert related.same_classes(one, two, "nowhere")
+        related.check_apart(one, two, "nowhere")
 
 
 @pytest.mark.parametrize("name", ["gsd_table3", "gsd_table13a", "gsd_table13b"])
@@ -702,4 +703,4 @@ def test_no_pair_of_the_papers_is_refused():
     for file in (CONF / "pair").glob("*.yaml"):
         pair = OmegaConf.load(file)
         if pair.get("take") != "train":  # then it is a part of the same images
-            data._check_apart(pair.private, pair.public, "nowhere")
+            related.check_apart(pair.private, pair.public, "nowhere")

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from pubsel import algorithms, data
+from pubsel import algorithms
 from pubsel.algorithms import View
 from pubsel.algorithms.dp_sgd import DPSGD
 from pubsel.algorithms.pillar import noisy_covariance
 from pubsel.cli import main
-from pubsel.data import Reader, Split, Task, load, open_dataset
+from pubsel.data import Reader, Split, Task, load, open_dataset, opening
 from pubsel.data.examples import unit_of
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import LinearGradients, OffsetLinear
@@ -169,7 +169,7 @@ def test_a_named_set_tells_the_lesion_that_an_image_shows(tmp_path):
             assert torch.equal(groups[:, None] == groups, shows[:, None] == shows)
     for file in (tmp_path / "prepared").glob("*/*_lesion.npy"):  # as an earlier version kept it
         file.unlink()
-    data._open_stored.cache_clear()
+    opening._open_stored.cache_clear()
     assert open_dataset("ham10000", str(tmp_path), False, "lesion").groups is not None  # it is prepared again
     assert len(open_dataset("ham10000", str(tmp_path), False).train.x) + len(source.test.x) == 40
 

@@ -9,19 +9,15 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import combinations, count
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pubsel.data import decoded, folders, memory, prepared, stored, tables
+from pubsel.data import folders, memory, prepared, tables
 from pubsel.data.convert import Shape, converted, describe
 from pubsel.data.embeddings import is_embeddings
 from pubsel.data.examples import (
@@ -41,29 +37,23 @@ from pubsel.data.examples import (
     without_copies,
 )
 from pubsel.data.findings import ERROR, Finding, first_of, settle
-from pubsel.data.images import DIM, is_dicom, nearly_black
+from pubsel.data.images import is_dicom
 from pubsel.data.opened import Opened
 from pubsel.data.opened import Source as Source
-from pubsel.data.overlap import Digests, among, file_state, joined, rows, without_colour
-from pubsel.data.splits import (
-    NO_CLASS,
-    Listed,
-    Listing,
-    Parts,
-    draw_indices,
-    in_order,
-    in_turn,
-    listing_in_order,
-)
+from pubsel.data.opening import open_dataset as open_dataset
+from pubsel.data.overlap import Digests, among, joined, rows, without_colour
+from pubsel.data.related import check_apart, may_share, same_classes
+from pubsel.data.related import class_names as class_names
+from pubsel.data.related import same_examples as same_examples
+from pubsel.data.related import same_names as same_names
+from pubsel.data.splits import NO_CLASS, draw_indices, in_turn
 from pubsel.data.splits import Missing as Missing
 from pubsel.data.splits import Split as Split
-from pubsel.data.texts import LabelledTexts, TextInput, Texts, is_texts, read_texts
-from pubsel.data.unknown import refusal
-from pubsel.data.vectors import Field, Vectors, is_rows, parts_of, read_rows
+from pubsel.data.texts import TextInput, is_texts
+from pubsel.data.vectors import Field, is_rows
 from pubsel.files import digest
-from pubsel.messages import UsageError, UserError, say
-from pubsel.settings.datasets import Dataset, dataset_info, dataset_names, decoded_folder, kept_folder
-from pubsel.settings.identity import is_path, overlap_of, same_path
+from pubsel.messages import UsageError, UserError
+from pubsel.settings.identity import is_path, overlap_of
 from pubsel.settings.keys import POOL, Convert, Metric, Overlap, Pair, Read, Take, public_sets
 
 
@@ -328,7 +318,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         tuple(dict.fromkeys((*source.notes, *notes, *(finding.text for finding in findings)))),
         validation,
         len(sets) > 0 and all(same_examples(pair.private, name, read.data_root) for name in sets),
-        same_classes=all(_same_classes(name, pair.private, read.data_root) for name in sets),
+        same_classes=all(same_classes(name, pair.private, read.data_root) for name in sets),
         shape=_shape(opened) if opened.images.texts is None else tuple(opened.used.train.x.shape[1:]),
         names=source.names or class_names(pair.private, read.data_root),
         weights=source.weights,
@@ -500,7 +490,7 @@ def _from_training(
     if len(public_sets(pair.public)) > 1:
         raise UsageError("pair.take=train: the public examples come from one set: give one as pair.public")
     name, source, data_root = str(pair.public), opened.used, read.data_root
-    _check_apart(pair.private, name, data_root)
+    check_apart(pair.private, name, data_root)
 
     same = same_examples(pair.private, name, data_root)
     if same and name != pair.private and not (is_path(name) or is_path(pair.private)):
@@ -526,7 +516,7 @@ def _from_training(
 
     # what is drawn from the same set is no longer private
     chosen = read.as_used(other.without(~drawn_rows, np.ones(len(other.used.test.y), dtype=bool)))
-    notes: tuple[str, ...] = () if same else chosen.used.notes + _may_share(name, pair.private, data_root)
+    notes: tuple[str, ...] = () if same else chosen.used.notes + may_share(name, pair.private, data_root)
     findings: tuple[Finding, ...] = ()
     digests, whose = chosen.digests(_shape(opened))[0], chosen.images.groups
     people = NOBODY if same or whose is None else whose[0].numpy()
@@ -583,314 +573,6 @@ def public_examples(
     return taken.examples, taken.notes
 
 
-def open_dataset(
-    name: str,
-    data_root: str,
-    download: bool,
-    unit: str | None = None,
-    keep: bool = True,
-    read: Read | None = None,
-    columns: tuple[Field, ...] = (),
-    labelled: bool = True,
-) -> Source:
-    """Return a dataset by name (conf/dataset) or path (image folder, CSV, npz).
-
-    A named set is read from <data_root>/<name>.npz; else from the original files under data_root; else, if `download`,
-    it is fetched with its checksum. Sets that are slow to read or large (`options.store`) are kept at their size under
-    <data_root>/prepared and mapped from there; the original files are not opened again, only listed: if they are not
-    those that were kept, they are kept anew. Missing (a UserError) names the dataset and the remedies. A split sorted
-    by class, and every user's folder, is brought into a fixed random order, because its first m images would be one
-    class. unit: what tells whose examples they are, as `pair.unit` says; UsageError if the set does not tell. Of a
-    user's own data, keep: whether images are kept once they are decoded (`decoded.open_decoded`); read: how files are
-    read; columns: of a table, that are read; empty: all; labelled: whether rows must have labels.
-    """
-    path, read = Path(name).expanduser(), read or Read()
-    if memory.of_memory(name) is not None:
-        source = _open_held(name, unit, read, columns, labelled)
-    elif not is_path(name):
-        source = _open_named(name, data_root, download, unit)
-    elif not path.exists():
-        raise UserError(f"{name}: no such file or folder")
-    elif is_texts(path, read):
-        source = _of_texts(name, read_texts(path, unit, read, labelled))
-    elif is_rows(path, read):
-        source = _of_rows(name, read_rows(path, unit, read, columns, labelled))
-    else:
-        source = _of_listed(name, _listed(path, unit, read), decoded_folder(path, Path(data_root)), keep, read)
-    if unit and source.groups is None:
-        raise UsageError(f"unit={unit}: {name} does not tell whose {source.kind} they are: leave it out")
-    return source
-
-
-def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> Source:
-    """Return a dataset of conf/dataset, as `open_dataset` says."""
-    # a prepared npz of the user comes before the original files
-    info = dataset_info(name)
-    root = Path(data_root).expanduser()
-    npz = root / f"{name}.npz"
-    if npz.exists() and npz.name not in info.options.get("files", ()):  # prepared, and not the publisher's own npz
-        return _open_npz(npz, file_state(npz), name, info.image_shape, unit)
-
-    folder = kept_folder(name, info, root)
-    parts = None
-    if not folder.exists():
-        parts = _reader(name, info).read(name, info, root, download)
-    elif why := stored.damaged(folder):
-        parts = _again(name, info, root, why)
-    elif not _as_listed(name, root, folder, file_state(folder)):
-        parts = _reader(name, info).read(name, info, root, download)
-
-    if parts is not None:
-        if not info.options.get("store"):
-            return _source(name, parts, info)
-
-        # Decoding takes minutes, so the images are kept; a data folder may be read-only.
-        files = stored.fingerprint(parts)
-        listing = listing_in_order(name, parts)
-        skip = info.options.get("corrupt") == "skip"
-        try:
-            stored.keep_images(folder, name, listing, info.image_shape, skip, files)
-        except OSError as error:
-            note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
-            parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), info.image_shape, skip)
-            groups = parts.groups if unit == listing.unit else None
-            return Source(parts.train, parts.test, *_known(info), parts.notes, groups=groups)
-
-    return _open_stored(folder, file_state(folder), name, unit)
-
-
-def _again(name: str, info: Dataset, root: Path, why: str) -> Parts | Listing | None:
-    """Return the original files of a set whose kept images are damaged, as `why` says; None if those are used as they
-    are, since they are of an earlier version, which kept no digests. UserError if the files are gone."""
-    folder = kept_folder(name, info, root)
-    try:
-        parts: Parts | Listing = _reader(name, info).read(name, info, root, False)
-    except UserError as error:
-        if (folder / stored.WRITTEN).exists():
-            raise UserError(f"{why}: delete {folder} and prepare {name} again: {error}") from None
-        say(f"{name}: {why}: its original files are gone, so it is used as it is")
-        return None
-    say(f"{name}: {why}: preparing it again")
-    return parts
-
-
-@lru_cache(maxsize=64)
-def _as_listed(name: str, root: Path, folder: Path, stamp: tuple[int, ...]) -> bool:
-    """Return whether the image files of a set are those that were kept in `folder`, or are no longer all there. A
-    process lists them once."""
-    info = dataset_info(name)
-    if "folder" not in info.options:
-        return True  # comes in one piece
-    try:
-        files = stored.fingerprint(_reader(name, info).read(name, info, root, False))
-    except UserError:
-        return True
-    if files != stored.kept_listing(folder):
-        say(f"{name}: its files are not those that were prepared: preparing them again")
-    return files == stored.kept_listing(folder)
-
-
-def _reader(name: str, info: Dataset) -> ModuleType:
-    """Return the module whose `read` reads a set: one of pubsel.data, or else one of the user."""
-    inside = f"pubsel.data.{info.source}"
-    try:
-        return import_module(inside if find_spec(inside) else info.source)
-    except ImportError as error:
-        raise UsageError(f"dataset {name}: source={info.source}: {error}; put its folder on PYTHONPATH") from None
-
-
-def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...]]:
-    """Return what conf/dataset says: classes, metric, mean, std."""
-    return info.classes, info.metric.name, tuple(info.mean), tuple(info.std)
-
-
-@lru_cache(maxsize=2)
-def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape, unit: str | None) -> Source:
-    """Open a npz, which is kept for the next cell of a sweep as long as the file is the same."""
-    info = dataset_info(name)
-    return _source(name, prepared.read(npz, info.classes, shape, unit), info)
-
-
-@lru_cache(maxsize=2)
-def _open_stored(folder: Path, stamp: tuple[int, ...], name: str, unit: str | None) -> Source:
-    """Open a set that was kept, as `_open_npz` does; its order was decided when it was kept."""
-    parts = stored.read(folder, unit)
-    known = _known(dataset_info(name))
-    return Source(parts.train, parts.test, *known, parts.notes, kept=folder, groups=parts.groups)
-
-
-def same_examples(first: str, second: str, data_root: str) -> bool:
-    """Return whether two datasets have the same test examples: the same name or file, or sets that share them (svhn and
-    svhn_extra; mnist and mnist_m, whose digits are the same)."""
-    a, b = _named(first, data_root), _named(second, data_root)
-    if a is None or b is None:
-        return a is b and same_path(first, second)
-    return dataset_info(a).options.get("same_test_as", a) == dataset_info(b).options.get("same_test_as", b)
-
-
-def _check_apart(private: str, public: str, data_root: str) -> None:
-    """Raise UsageError if the public set has images of the private one in another split: private ones would be
-    public."""
-    named = [_named(name, data_root) for name in (private, public)]
-    if None in named or same_examples(private, public, data_root):
-        return
-    if _images_of(str(named[0])) == _images_of(str(named[1])):
-        raise UsageError(
-            f"public={public} has images of {private} in another split, private ones among them: take {private} "
-            "itself, or another set"
-        )
-
-
-def _may_share(public: str, private: str, data_root: str) -> tuple[str, ...]:
-    """Return the note that two named sets have images in common that no comparison of pixels finds."""
-    known = [_named(name, data_root) for name in (public, private)]
-    if None in known:
-        return ()
-    a, b = (_images_of(str(name)) for name in known)
-    if b not in dataset_info(a).shares_images_with and a not in dataset_info(b).shares_images_with:
-        return ()
-    return (f"{public} and {private} share images, at other sizes: some public examples may be private ones",)
-
-
-def _images_of(known: str) -> str:
-    """Return the named set that the images of a named set come from."""
-    info = dataset_info(known)
-    return info.images_of or str(info.options.get("same_test_as", known))
-
-
-def _same_classes(name: str, private: str, data_root: str) -> bool:
-    """Return whether labels of dataset `name` are of the private task. Of two named sets conf/dataset knows: the same
-    examples, or `classes_of`; a user's own labels are what the user says they are."""
-    public_set, private_set = _named(name, data_root), _named(private, data_root)
-    if public_set is None:
-        return True
-    return private_set is not None and _classes_of(public_set) == _classes_of(private_set)
-
-
-def _classes_of(known: str) -> str:
-    first = dataset_info(known).options.get("same_test_as", known)
-    return dataset_info(first).classes_of or str(first)
-
-
-def class_names(name: str, data_root: str) -> tuple[str, ...]:
-    """Return the names of the classes of a named set, in order, as conf/dataset has them; () if it has none."""
-    known = _named(name, data_root)
-    return () if known is None else tuple(dataset_info(_classes_of(known)).names or ())
-
-
-def _named(name: str, data_root: str) -> str | None:
-    """Return the file of conf/dataset that `name` means, also by the path of its npz in the data folder; None: a
-    user's."""
-    if not is_path(name):
-        return name
-    path = Path(name).expanduser().resolve()
-    in_root = path.parent == Path(data_root).expanduser().resolve() and path.suffix == ".npz"
-    return path.stem if in_root and path.stem in dataset_names() else None
-
-
-def _listed(path: Path, unit: str | None, read: Read) -> Listed:
-    """Return a user's images, none of which is read yet. UserError for a file of another type."""
-    if tables.is_table(path):
-        return tables.list_table(path, unit, read)
-    if path.is_dir():
-        return folders.list_folder(path, unit, read)
-    if path.suffix.lower() == ".npz":
-        return prepared.listed_arrays(path, unit)
-    raise UserError(refusal(path))
-
-
-def _of_listed(name: str, listed: Listed, folder: Path, keep: bool, read: Read) -> Source:
-    """Return the source of images that are decoded, or were kept in `folder`."""
-    parts, findings, kept = decoded.open_decoded(name, listed, folder, keep, read)
-    return _own(parts, listed.classes)._replace(kept=kept, findings=findings)
-
-
-def _own(parts: Parts, classes: int) -> Source:
-    """Return the source of a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
-    # constants, since mean and deviation of private images would be a release of them
-    half = (0.5,) * (parts.train.x.shape[1] if parts.train.x.dim() == 4 else 0)
-    metric = "auc" if parts.train.y.dim() == 2 else "accuracy"
-    source = Source(parts.train, parts.test, classes, metric, half, half, parts.notes, parts.files)
-    return source._replace(names=parts.names, groups=parts.groups)
-
-
-def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ...], labelled: bool) -> Source:
-    """Return what is in memory. Unless a column says train or test, private examples are all trained on: in place of a
-    test part is a made-up example of each class (`_untested`)."""
-    held, path = memory.of_memory(name), Path(name)
-    assert held is not None
-    read = dataclasses.replace(read, label=memory.label_columns(held.frame))
-    if held.x is None and memory.PATH in held.frame:
-        listed = tables.list_table(path, unit, dataclasses.replace(read, path=memory.PATH))
-        listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
-        source = _of_listed(name, listed, path, False, read)
-    elif held.x is None and is_texts(path, read):
-        texts = read_texts(path, unit, read, labelled)
-        source = _of_texts(name, texts._replace(rows=_in_parts(texts.rows)))
-    else:
-        if held.x is None:
-            rows = read_rows(path, unit, read, columns, labelled)
-        else:
-            frame, answers = tables.features_in(path, unit, read, labelled)
-            # rows without a label are left out
-            x = held.x if len(frame) == len(held.x) else held.x[torch.tensor(frame.index.to_numpy())]
-            dark = nearly_black(path.name, int((x <= DIM).flatten(1).all(1).sum()), len(x))
-            findings = (*answers.findings, *dark)
-            rows = Vectors(x, answers.y, None, answers.names, answers.people, findings=findings)
-        source = _of_rows(name, _in_parts(rows))
-    source = source._replace(names=tuple(map(memory.label_name, source.names)))
-    return source if len(source.test.y) or not labelled else _untested(source)
-
-
-def _in_parts(rows: Vectors) -> Vectors:
-    """Return rows in memory, all of which are of the training part if no column says otherwise."""
-    return rows._replace(test=np.zeros(len(rows.y), dtype=bool)) if rows.test is None else rows
-
-
-def _untested(source: Source) -> Source:
-    """Return a source with a made-up test example of each class, or one with all labels and one with none."""
-    several = source.train.y.dim() == 2
-    y = torch.tensor([0.0, 1.0])[:, None].expand(2, source.classes) if several else torch.arange(source.classes)
-    draw = np.random.RandomState(0)
-    x = torch.from_numpy(draw.randint(0, 256, (len(y), *source.train.x.shape[1:]))).to(source.train.x.dtype)
-    groups = source.groups and (source.groups[0], torch.arange(len(y)))  # of nobody
-    texts = source.texts and source.texts._replace(test=("",) * len(y))
-    return source._replace(test=Split(x, y), files=None, groups=groups, texts=texts, untested=True)
-
-
-def _of_rows(name: str, rows: Vectors) -> Source:
-    """Return the source of rows."""
-    source = _own(parts_of(name, rows)[0], max(1, len(rows.names)))
-    return source._replace(findings=rows.findings, columns=rows.columns, raw=rows.raw, as_read=rows.as_read)
-
-
-def _of_texts(name: str, labelled: LabelledTexts) -> Source:
-    """Return the source of texts, as hashed words."""
-    rows, texts, column = labelled
-    parts, places = parts_of(name, rows, "texts")
-    in_parts = Texts(column, texts, texts).at(*(at.tolist() for at in places))
-    return _own(parts, max(1, len(rows.names)))._replace(findings=rows.findings, texts=in_parts)
-
-
-def _source(name: str, parts: Parts, info: Dataset) -> Source:
-    """Return the source with both splits in the order that is used: shuffled if sorted by class."""
-    train, train_notes = in_order(f"{name}: train", parts.train)
-    test, test_notes = in_order(f"{name}: test", parts.test)
-    notes = parts.notes + train_notes + test_notes
-
-    # The people take the same order as their images.
-    groups = None
-    if parts.groups is not None:
-        orders = [in_order("", Split(torch.arange(len(y)), y))[0].x for _, y in (parts.train, parts.test)]
-        groups = parts.groups[0][orders[0]], parts.groups[1][orders[1]]
-    return Source(train, test, *_known(info), notes, names=parts.names, groups=groups)
-
-
-def same_names(public: tuple[str, ...], private: tuple[str, ...]) -> bool:
-    """Return whether two sets name the same classes. Numbers are no names: 3 may mean anything."""
-    return public == private and any(not name.strip().isdecimal() for name in private)
-
-
 class _Public(NamedTuple):
     """Public examples, as `load` needs them."""
 
@@ -916,8 +598,8 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     for place in sorted(range(len(names)), key=lambda place: not from_private[place]):
         name, same = names[place], from_private[place]
         if private is not None:
-            _check_apart(private, name, data_root)
-            notes += () if same else _may_share(name, private, data_root)
+            check_apart(private, name, data_root)
+            notes += () if same else may_share(name, private, data_root)
 
         opened = read(name)
         if m is None and same:
@@ -957,7 +639,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
     if len(dealt) == 1:
         return result
     alike = len(classes) == 1 and all(part.y.shape[1:] == like.y.shape[1:] for part in dealt)
-    of_task = alike and private is not None and all(_same_classes(name, private, data_root) for name in names)
+    of_task = alike and private is not None and all(same_classes(name, private, data_root) for name in names)
     join = torch.cat if pool else in_turn
     x = join([part.x for part in dealt])
     y = join([part.y for part in dealt]) if of_task else torch.full((len(x),), NO_CLASS)
