@@ -356,10 +356,8 @@ def _unread(folder: Path, paths: Sequence[Path], parts: Sequence[Path]) -> tuple
         return relative.as_posix() if within or not relative.parts else relative.parts[0]
 
     if left:
-        places = Counter(place(path) for path in left)
-        counts = [f"{count} in {where}" for where, count in places.most_common(NAMED)]
-        more = ", ..." if len(places) > NAMED else ""
-        text = f"{folder.name}: {len(left)} images are not read: {', '.join(counts)}{more}"
+        counts = [f"{count} in {where}" for where, count in Counter(map(place, left)).most_common()]
+        text = f"{folder.name}: {len(left)} images are not read: {first_of(counts, NAMED)}"
         findings.append(Finding("not_read", WARNING, text))
     return (*findings, *other_files(folder, _is_image))
 

@@ -96,8 +96,7 @@ def _open_named(name: str, data_root: str, download: bool, unit: str | None) -> 
         except OSError as error:
             note = f"{name}: cannot be kept in {folder.parent} ({error.strerror or error}), so all of it is in memory"
             parts = stored.in_memory(name, listing._replace(notes=(*listing.notes, note)), info.image_shape, skip)
-            groups = parts.groups if unit == listing.unit else None
-            return Source(parts.train, parts.test, *_known(info), parts.notes, groups=groups)
+            return _of_known(parts if unit == listing.unit else parts._replace(groups=None), info)
 
     return _open_stored(folder, file_state(folder), name, unit)
 
@@ -142,9 +141,10 @@ def _reader(name: str, info: Dataset) -> ModuleType:
         raise UsageError(f"dataset {name}: source={info.source}: {error}; put its folder on PYTHONPATH") from None
 
 
-def _known(info: Dataset) -> tuple[int, str, tuple[float, ...], tuple[float, ...]]:
-    """Return what conf/dataset says: classes, metric, mean, std."""
-    return info.classes, info.metric.name, tuple(info.mean), tuple(info.std)
+def _of_known(parts: Parts, info: Dataset) -> Source:
+    """Return the source of a set of conf/dataset, which says its classes, metric, mean and deviation."""
+    known = info.classes, info.metric.name, tuple(info.mean), tuple(info.std)
+    return Source(parts.train, parts.test, *known, parts.notes, names=parts.names, groups=parts.groups)
 
 
 @lru_cache(maxsize=2)
@@ -157,9 +157,7 @@ def _open_npz(npz: Path, stamp: tuple[int, ...], name: str, shape: Shape, unit: 
 @lru_cache(maxsize=2)
 def _open_stored(folder: Path, stamp: tuple[int, ...], name: str, unit: str | None) -> Source:
     """Open a set that was kept, as `_open_npz` does; its order was decided when it was kept."""
-    parts = stored.read(folder, unit)
-    known = _known(dataset_info(name))
-    return Source(parts.train, parts.test, *known, parts.notes, kept=folder, groups=parts.groups)
+    return _of_known(stored.read(folder, unit), dataset_info(name))._replace(kept=folder)
 
 
 def _listed(path: Path, unit: str | None, read: Read) -> Listed:
@@ -255,6 +253,6 @@ def _source(name: str, parts: Parts, info: Dataset) -> Source:
     # The people take the same order as their images.
     groups = None
     if parts.groups is not None:
-        orders = [in_order("", Split(torch.arange(len(y)), y))[0].x for _, y in (parts.train, parts.test)]
-        groups = parts.groups[0][orders[0]], parts.groups[1][orders[1]]
-    return Source(train, test, *_known(info), notes, names=parts.names, groups=groups)
+        first, second = parts.groups
+        groups = in_order("", Split(first, parts.train.y))[0].x, in_order("", Split(second, parts.test.y))[0].x
+    return _of_known(parts._replace(train=train, test=test, notes=notes, groups=groups), info)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pubsel.data.convert import Shape
+from pubsel.data.findings import first_of
 from pubsel.data.splits import Listing, Parts, Split, Unread, Unreadable, numbered
 from pubsel.files import ProgressLine, digest, file_digest, locked, mapped, npy_map, unreadable, whole
 from pubsel.messages import UserError, cannot_write, limit, say
@@ -190,7 +191,6 @@ def _each(
     if not kept:
         raise UserError(f"{what}: none of {n} images is readable, the first {corrupt[0]}: unpack the archive again")
 
-    names = ", ".join(corrupt[:NAMED]) + (", ..." if len(corrupt) > NAMED else "")
-    note = f"{what}: {len(corrupt)} of {n:,} images are corrupt and were skipped: {names}"
+    note = f"{what}: {len(corrupt)} of {n:,} images are corrupt and were skipped: {first_of(corrupt, NAMED)}"
     say(note)
     return kept, (note,)
