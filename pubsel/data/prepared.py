@@ -1,10 +1,9 @@
 """Prepared data: one npz with train_images and test_images (uint8 [n, h, w] or [n, h, w, 3]), train_labels and
 test_labels (integers [n], or 0/1 [n, labels] for multi-label sets). Other arrays in the file are ignored. A user's
-arrays may have other usual names (`NAMED`), channels first, and texts as labels."""
+arrays may have other usual names (`arrays_called`), channels first, and texts as labels."""
 
 import math
 import pickle
-import re
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,9 +43,8 @@ CORRUPT = (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zl
 BROKEN = "corrupt, truncated or not a plain npz: delete it and prepare it again"
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
-OF_IMAGES, OF_LABELS = "images|image|imgs|img|data|x", "labels|label|targets|target|classes|class|y"
-_PART = "|".join(sorted((word for words in PARTS.values() for word in words), key=len, reverse=True))
-NAMED = re.compile(rf"(?:({_PART})_?)?(?:({OF_IMAGES})|({OF_LABELS}))(?:_?({_PART}))?")  # of an array, in lower case
+OF_IMAGES = ("images", "image", "imgs", "img", "data", "x")
+OF_LABELS = ("labels", "label", "targets", "target", "classes", "class", "y")
 LABEL = "label"
 
 
@@ -179,19 +177,27 @@ def listed_arrays(path: Path, unit: str | None) -> Listed:
 def _usual_names(path: Path) -> dict[str, str]:
     """Return the arrays of images and labels of a user's npz by their names here, such as train_images: x_train, X and
     others. Rows of numbers are no images. UserError if two have the same meaning."""
-    names = names_in(path)
     usual = {f"{part}_{kind}" for part in PARTS for kind in ("images", "labels")}
-    arrays = {name: name for name in names if name in usual}
-    for name in names:
-        match = NAMED.fullmatch(name.lower())
-        if match is None or (match[1] and match[4]) or name in arrays:
-            continue
-        if match[2] and len(shape_in(path, name)) < 3:
-            continue
-        part = next(part for part, words in PARTS.items() if (match[1] or match[4] or part) in words)
-        kind = f"{part}_{'images' if match[2] else 'labels'}"
-        if (first := arrays.setdefault(kind, name)) not in (name, kind):
-            raise UserError(f"{path}: {first} or {name} may be {kind}: call one of them {kind}, or leave it out")
+    arrays = {name: name for name in names_in(path) if name in usual}
+    of_images = [name for name in names_in(path) if len(shape_in(path, name)) >= 3]
+    for what, words, names in (("images", OF_IMAGES, of_images), ("labels", OF_LABELS, names_in(path))):
+        for part, called in arrays_called(names, words).items():
+            kind = f"{part or 'train'}_{what}"
+            for name in (name for name in called if name not in arrays):
+                if (first := arrays.setdefault(kind, name)) not in (name, kind):
+                    text = f"{first} or {name} may be {kind}: call one of them {kind}, or leave it out"
+                    raise UserError(f"{path}: {text}")
+    return arrays
+
+
+def arrays_called(names: Sequence[str], usual: Sequence[str]) -> dict[str, list[str]]:
+    """Return the arrays that have one of some usual names, in any case, the first of these first, by the part whose
+    name is before or after it, such as x_train; "": no part is named. names: of all arrays."""
+    arrays = {}
+    for part, words in {"": ("",), **PARTS}.items():
+        pairs = [pair for word in words for name in usual for pair in ((name, word), (word, name))]
+        ways = dict.fromkeys(mark.join(pair).strip("_") for pair in pairs for mark in ("_", ""))
+        arrays[part] = [name for way in ways for name in names if name.lower() == way]
     return arrays
 
 

@@ -28,7 +28,7 @@ from pubsel.data.identifiers import COUNTERS, are_ids, counts_rows, left_out, ma
 from pubsel.data.images import MOST
 from pubsel.data.overlap import Digest, digests, remember
 from pubsel.data.prepared import (
-    PARTS,
+    arrays_called,
     arrays_of,
     names_in,
     people_in,
@@ -249,20 +249,9 @@ def parts_of(name: str, rows: Vectors, kind: str = "rows") -> tuple[Parts, list[
 # Arrays
 
 
-def _called(path: Path, usual: Sequence[str]) -> dict[str, list[str]]:
-    """Return the arrays of a npz that have one of some usual names, the first of these first, by the part whose name is
-    before or after it; "": none is."""
-    by_name = {name.lower(): name for name in names_in(path)}
-    arrays = {}
-    for part, words in {"": ("",), **PARTS}.items():
-        ways = [way.strip("_") for word in words for name in usual for way in (f"{name}_{word}", f"{word}_{name}")]
-        arrays[part] = [by_name[way] for way in dict.fromkeys(ways) if way in by_name]
-    return arrays
-
-
 def _parts_in(path: Path) -> dict[str, tuple[str, str]]:
     """Return the names of features and labels of each part in a npz: of train, val and test, or of "" alone."""
-    x, y = _called(path, FEATURES), _called(path, LABELS)
+    x, y = (arrays_called(names_in(path), usual) for usual in (FEATURES, LABELS))
     parts = {part: (x[part][0], y[part][0]) for part in x if x[part] and y[part]}
     if "train" in parts:
         parts.pop("", None)
@@ -272,7 +261,7 @@ def _parts_in(path: Path) -> dict[str, tuple[str, str]]:
 def _check_one_each(path: Path, parts: Mapping[str, tuple[str, str]]) -> None:
     """Raise UserError if other arrays may be the rows or labels of a part as well. parts: the names of both."""
     for usual, sides, what in ((FEATURES, 2, "the rows of numbers"), (LABELS, 1, "the labels")):
-        arrays = _called(path, usual)
+        arrays = arrays_called(names_in(path), usual)
         for part, (x, _) in parts.items():
             name, *others = arrays[part]
             for other in others:
@@ -464,8 +453,11 @@ def as_rows(frame: pd.DataFrame, columns: Sequence[Field]) -> Tensor:
 def row_arrays(path: Path) -> dict[str, str]:
     """Return the part of each array of features in a npz, by its name, those of the training part first; none: it has
     none with a usual name."""
-    ways = ({name: part for part, names in _called(path, (word,)).items() for name in names} for word in FEATURES)
-    return next(filter(None, ways), {})
+    for word in FEATURES:
+        arrays = arrays_called(names_in(path), (word,))
+        if part_of := {name: part for part, names in arrays.items() for name in names}:
+            return part_of
+    return {}
 
 
 def names_of_rows(name: str, path: Path, n: int) -> Iterator[str]:
