@@ -143,7 +143,7 @@ def random_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         y = torch.arange(20) % 2
         return Source(Split(train, y), Split(test, y), 2, "accuracy", (0.5,), (0.5,), ())
 
-    monkeypatch.setattr("pubsel.data.open_dataset", opened)
+    monkeypatch.setattr("pubsel.data.reader.open_dataset", opened)
 
 
 def picture(path: Path, value: int = 0, size: tuple[int, int] = (30, 40), mode: str = "RGB") -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pubsel.data import overlap
-from pubsel.data.convert import describe
+from pubsel.data.convert import Shape, describe
 from pubsel.data.findings import Finding
 from pubsel.data.overlap import Digest, Digests
 from pubsel.data.splits import Files, Groups, Split, cat
@@ -47,6 +47,12 @@ class Source(NamedTuple):
             return "texts"
         return "images" if self.train.x.dim() == 4 else "rows"
 
+    @property
+    def image_shape(self) -> Shape | None:
+        """Return the shape of its images; None for rows of a table."""
+        x = self.train.x
+        return (x.shape[1], x.shape[2], x.shape[3]) if x.dim() == 4 else None
+
     def lines(self) -> list[str]:
         """Return its description, line by line."""
         size = self.train.x.shape[1:]
@@ -79,6 +85,11 @@ class Opened(NamedTuple):
         """Return the texts that a model of the set takes; None if its examples are no texts."""
         texts, d = self.images.texts, self.used.train.x.shape[1]
         return None if texts is None else TextInput(texts.column, d if self.used is self.images else None)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of an image."""
+        return tuple(self.images.train.x.shape[1:])
 
     def digests(self, shape: tuple[int, ...]) -> tuple[Digests, Digests]:
         """Return the digests of training and test images, which are compared in `shape`."""
