@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from pubsel import files, records
-from pubsel.data import folders, images, open_dataset, prepared
+from pubsel.data import delimited, images, open_dataset, prepared
 from pubsel.data.embeddings import Shard, open_embeddings
 from pubsel.data.given import given
 from pubsel.data.ham10000 import read_metadata
@@ -143,7 +143,7 @@ FETCHED = SimpleNamespace(options={"files": ["MNIST/raw/t10k-images"]})
 READERS = {
     "a/x.png": images.photograph,
     "mine.npz": lambda path: open_dataset(str(path), str(path.parent), False),
-    "mine.csv": lambda path: folders.rows_of(path, ["path"]),
+    "mine.csv": lambda path: delimited.rows_of(path, ["path"]),
     "pool/a.npy": lambda path: open_embeddings(str(path.parent)),
     "w.pth": lambda path: weight_file("checkpoint", str(path), ""),
     "HAM10000_metadata": read_metadata,
@@ -175,7 +175,7 @@ def read_with_no_file_left(folder: Path) -> None:
         lambda: Shard(folder / "a.npy", 3, 2).rows(np.arange(1)),
         lambda: images.photograph(folder / "a.png"),
         lambda: read_facts(folder / "model.json"),
-        lambda: folders.rows_of(folder / "rows.csv", ["path"]),
+        lambda: delimited.rows_of(folder / "rows.csv", ["path"]),
         lambda: load_weights(torch.nn.Linear(1, 1), folder / "model.json", None, "checkpoint"),
     ):
         with pytest.raises(UserError, match="Too many open files: raise the limit of open files") as error:

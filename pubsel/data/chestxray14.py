@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import rows_of, same_images
+from pubsel.data.delimited import rows_of
+from pubsel.data.folders import same_images
 from pubsel.data.images import unread
 from pubsel.data.lists import list_lines
 from pubsel.data.splits import Listing, Unread, check_lists, missing

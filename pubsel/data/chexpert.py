@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import rows_of, same_images
+from pubsel.data.delimited import rows_of
+from pubsel.data.folders import same_images
 from pubsel.data.images import unread
 from pubsel.data.splits import Listing, check_lists
 from pubsel.messages import UserError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from pubsel.data.folders import TEST_FRACTION, drawn_parts, rows_of
+from pubsel.data.delimited import rows_of
+from pubsel.data.folders import TEST_FRACTION, drawn_parts
 from pubsel.data.splits import Listing, missing
 from pubsel.messages import UserError
 from pubsel.settings.datasets import Dataset

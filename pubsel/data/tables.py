@@ -19,20 +19,16 @@ import numpy as np
 import torch
 
 from pubsel.data import arrow, memory
+from pubsel.data.delimited import HEAD_LINES, TableRow, check_quotes, open_text, rows_of
 from pubsel.data.examples import BLANK_WORDS, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import (
-    HEAD_LINES,
     LIKE_TEST,
     TABLES,
     TEST,
     TRAIN,
     VALIDATION,
-    TableRow,
     about_patients,
-    check_quotes,
-    open_text,
-    rows_of,
     words_in,
 )
 from pubsel.data.identifiers import about_values, has_zeros, left_out
