@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,8 +24,9 @@ from pubsel.data.embeddings import BLOCK, open_embeddings
 from pubsel.data.examples import MANY, drawn, each_row, folded, in_hash_order, people_of, unit_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of, on_columns
 from pubsel.data.folders import TEST_FRACTION
-from pubsel.data.identifiers import COUNTERS, are_ids, counts_rows, left_out, may_be_ids, plain_id
+from pubsel.data.identifiers import COUNTERS, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
+from pubsel.data.misread import LARGEST, OFTEN, codes_of_missing, suspicious
 from pubsel.data.overlap import Digest, digests, remember
 from pubsel.data.prepared import (
     arrays_called,
@@ -48,7 +49,6 @@ FEATURES = ("x", "features", "embeddings", "data", "vectors")
 LABELS = ("y", "labels", "label", "target", "targets")
 LABEL_FILES = ("labels.npy", "label.npy", "y.npy", "targets.npy")
 NO_WORDS = {folded(word) for word in tables.MISSING}
-LARGEST, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)  # of the numbers that are read
 KINDS = (str, int, float, Decimal, np.bool_, np.integer, np.floating)  # of values that may be numbers
 DECIMAL = r"[+-]?\d*,\d+\s*"  # a number as many languages write it
 THOUSANDS = r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)(\.\d*)?\s*"  # with a comma between thousands, or none at all
@@ -57,10 +57,6 @@ MARKED = (
 )
 POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False) does"
 OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
-OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
-RARE = 0.01  # share of the numbers of a column that is too small to say what the column has
-# often written for a missing number: 9, 99, 77, 777, -999
-CODES = [sign * int(digit * n) for digit in "789" for n in range(1 + (digit < "9"), 10) for sign in (1, -1)]
 HALF = 0.5  # of the numbers of a column: if more are outside of its bounds, these are of another column or scale
 
 
@@ -683,83 +679,3 @@ def _bounds(bounds: str) -> dict[str, list[Any]]:
         if not words and not (name and numbers and -np.inf < values_of[0] < values_of[1] < np.inf):
             raise UserError(f"{file}: {name or 'it'} has {given}: give [least, most], or a list of words, by column")
     return dict(values)
-
-
-# Numbers that may be misread
-
-
-def suspicious(
-    name: str, columns: Iterable[tuple[str, np.ndarray]], y: Tensor, bounded: Mapping[str, np.ndarray] | None = None
-) -> list[Finding]:
-    """Return the findings on columns of numbers without bounds, each float64 [n], in which some are codes of missing
-    values, most are equal in float32, or which are ids, count rows, or say the label. name: of their file; y: labels
-    [n] or [n, labels]; bounded: other columns, which may say the label too."""
-    import pandas as pd
-
-    of_columns = dict(columns)
-    coded = [f"{column} ({code:g})" for column, each in of_columns.items() for code in codes_of_missing(each)]
-    text = f"{name}: columns have a number far from their others"
-    remedy = "leave a field empty where a number is missing; accepted, these are numbers"
-    findings = on_columns("missing", ERROR, text, coded, remedy)
-
-    equal = [column for column, each in of_columns.items() if is_rounded(each)]
-    text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
-    remedy = "subtract a public number, or give bounds=; accepted, they stay so"
-    findings += on_columns("rounded", ERROR, text, equal, remedy)
-
-    ids = [column for column, each in of_columns.items() if are_ids(each)]
-    if ids:  # numbers of rows that are repeated as a whole say nothing
-        fresh = ~pd.DataFrame(of_columns).duplicated().to_numpy()
-        ids = [column for column in ids if are_ids(of_columns[column][fresh])]
-    remedy = "if they are, leave them out, or set unit=COLUMN of people; accepted, they are features"
-    findings += on_columns("ids", ERROR, f"{name}: columns have whole numbers as ids of people have", ids, remedy)
-
-    # in the order of the labels, or shared by rows, a number may count people
-    by_label = y.dim() == 1 and (y.diff() != 0).double().mean() <= 1 - MOST
-    counting = [column for column, each in of_columns.items() if counts_rows(each)]
-    counts = [column for column in counting if by_label or len(np.unique(of_columns[column])) < len(y)]
-    text = f"{name}: columns count the rows, or people, in their order"
-    findings += on_columns("columns", WARNING, text, counts, "leave them out, or set unit=COLUMN of people")
-
-    if y.dim() != 1:
-        return findings
-    same = [column for column, each in {**of_columns, **(bounded or {})}.items() if says_label(each, y.numpy())]
-    text, remedy = f"{name}: columns have one number for each label", "leave out what is the label by another name"
-    return findings + on_columns("columns", WARNING, text, same, remedy)
-
-
-def codes_of_missing(numbers: np.ndarray) -> list[float]:
-    """Return the numbers of nines alone, such as -999, or of two or more sevens or eights, which a hundredth of a
-    column's numbers [n] or more are, and which are further from the others than these, but for a hundredth at each end,
-    are from each other."""
-    known = numbers[np.isfinite(numbers)]
-    if not {known.min(initial=0), known.max(initial=0)} & {*CODES}:  # neither end is one
-        return []
-    codes, counts = np.unique(known[np.isin(known, CODES)], return_counts=True)
-    others = known[~np.isin(known, CODES)]
-    if not len(others):
-        return []
-    low, high = np.quantile(others, [RARE, 1 - RARE])
-    far = (np.maximum(low - codes, codes - high) > high - low) & (low < high)
-    return [float(code) for code in codes[far & (counts >= RARE * len(known))]]
-
-
-def is_rounded(numbers: np.ndarray) -> bool:
-    """Return whether nine tenths or more of the different numbers [n], in some of the rows, are equal in float32."""
-    some = numbers[:: max(1, len(numbers) // BLOCK)]
-    some = some[np.abs(some) <= LARGEST]
-    # what differs by less than a trillionth is one number that was computed in several ways
-    different = len(np.unique((some / max(np.abs(some).max(initial=0), TINY)).round(12))) - 1
-    return different > 0 and len(np.unique(some.astype(np.float32))) - 1 <= OFTEN * different
-
-
-def says_label(numbers: np.ndarray, y: np.ndarray) -> bool:
-    """Return whether each label of y [n] has one of the numbers [n], and no other has it, but for a hundredth of the
-    rows."""
-    values, which = np.unique(numbers, return_inverse=True)
-    if len(values) > MANY + RARE * len(y):
-        return False
-    pairs, counts = np.unique(np.stack([which, y]), axis=1, return_counts=True)
-    usual = counts >= (1 - RARE) * len(y) / MANY
-    one_each = 1 < usual.sum() == len(np.unique(pairs[0][usual])) == len(np.unique(pairs[1][usual]))
-    return bool(one_each and counts[usual].sum() >= (1 - RARE) * len(y))
