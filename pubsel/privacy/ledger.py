@@ -227,8 +227,7 @@ def check_planned(results: Path | str, release: Entry) -> None:
 def _line(secret: bytes, release: Entry) -> Line:
     left_out = {"key", "cap", "original"}
     line = {key: value for key, value in release._asdict().items() if value is not None and key not in left_out}
-    # where a path leads depends on the folder of this command, and links may change
-    line |= {"paths": sorted(_keys([line]))} if is_path(release.private) else {}
+    line |= {"paths": _digests(secret, release.private)} if is_path(release.private) else {}
     data = {} if release.original is None else {"data": _digest(secret, f"original\0{release.original}")}
     return line | data | {"noise": OS_NOISE if release.key is None else "seeded"}
 
@@ -241,7 +240,9 @@ def _admit(folder: Path, keys: set[str], line: Line, cap: Cap | None) -> None:
     every, lines = _of(_parts(folder, stating(folder.parent), None), keys)
     holds = _cap(folder, every)
     if cap is not None and cap != holds:
-        _append(folder / BUDGETS, {"private": line["private"], "keys": sorted(keys), **cap._asdict()})
+        # of paths their digests, since nobody has typed these
+        names = sorted(key for key in keys if not is_path(key))
+        _append(folder / BUDGETS, {"private": line["private"], "keys": names, **cap._asdict()})
         holds = cap
     if holds is None:
         return
@@ -388,9 +389,11 @@ def of_data(results: Path | str, private: str, original: str | None = None) -> t
     """Return the lines of the data set of this name, or with these examples (as of `Entry`), and the cap that holds for
     it."""
     folder = (PLACE.get() or Path(results)) / "ledger"
-    line = {"private": private}
-    if original is not None and (folder / "key").exists():
-        line["data"] = _digest(_key(folder), f"original\0{original}")
+    line: Line = {"private": private}
+    if (folder / "key").exists():
+        secret = _key(folder)
+        line |= {"paths": _digests(secret, private)} if is_path(private) else {}
+        line |= {} if original is None else {"data": _digest(secret, f"original\0{original}")}
     keys, lines = _of(_parts(folder, stating(folder.parent), leave_out), _keys([line]))
     return lines, _cap(folder, keys)
 
@@ -437,7 +440,7 @@ def _keys(lines: Iterable[Line]) -> set[str]:
     written and now, and the digests of all their examples."""
     keys = set[str]()
     for line in lines:
-        keys |= {*(line.get("paths") or ())}
+        keys |= {*(line.get("paths") or ())}  # digests
         name = line["private"]
         path = os.path.abspath(os.path.expanduser(name))
         keys |= {path, os.path.realpath(path)} if is_path(name) else {name}
@@ -538,6 +541,12 @@ def _key(folder: Path) -> bytes:
 
 def _digest(key: bytes, text: str) -> str:
     return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()
+
+
+def _digests(key: bytes, name: str) -> list[str]:
+    """Return keyed digests of a path as it is from the folder of this command, and of where its links lead now."""
+    path = os.path.abspath(os.path.expanduser(name))
+    return sorted({_digest(key, f"path\0{each}") for each in (path, os.path.realpath(path))})
 
 
 def _append(path: Path, line: Line) -> None:
