@@ -183,6 +183,8 @@ def test_config_json_says_what_it_takes_to_use_the_model(tmp_path: Path) -> None
     published = trained(*SCATTERING)
     config = json.loads((exported(published, tmp_path / "other") / "config.json").read_text())
     assert config["backbone_source"] == "none: it has no weights"
+    assert accountant.ROUNDED in published["privacy"]["not_covered"]  # features are computed of several at once
+    assert accountant.ROUNDED[1:] in (tmp_path / "other" / "README.md").read_text()
     assert config["preprocessing"]["J"] == config["model"]["backbone"]["scattering"]["J"]
 
 
