@@ -373,6 +373,23 @@ def test_images_of_a_prepared_set_are_hashed_by_one_process(tmp_path, monkeypatc
     assert not list((tmp_path / "set").glob("*.part"))
 
 
+def test_kept_images_are_not_read_again_for_the_digests_of_grey_ones(tmp_path, monkeypatch):
+    """A run on features that are kept need not read the images."""
+    x = torch.from_numpy(pixels(30, 3, 4, 4))
+    x[::3] = x[::3, :1]
+    np.save(tmp_path / "train_images.npy", x)
+    np.save(tmp_path / "test_images.npy", x[:0])
+    split = Split(x, torch.arange(30) % 2)
+    source = Source(split, Split(x[:0], split.y[:0]), 2, "accuracy", (0.5,) * 3, (0.5,) * 3, (), kept=tmp_path)
+    first = opened.Opened("set", source, source).decoded()
+    expected = [overlap.of_pixels(image[:1] if i % 3 == 0 else image) for i, image in enumerate(x.numpy())]
+    assert first.tolist() == expected
+
+    overlap._KNOWN.clear()  # another process
+    monkeypatch.setattr(overlap, "in_parts", None)
+    assert opened.Opened("set", source, source).decoded().tolist() == expected
+
+
 @pytest.mark.data
 @pytest.mark.parametrize("name", ["cifar10", "fashion_mnist", "flowers5", "photo_patches"])
 def test_published_sets_load_by_default(name):

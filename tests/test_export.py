@@ -284,7 +284,7 @@ def test_other_releases_of_the_same_data_are_counted_and_a_folder_that_is_there_
     # whatever folder a path is relative to by now; a run that was copied has no list next to it
     monkeypatch.chdir(tmp_path)
     assert bundle._others(str(to), run, record).endswith(sentence)
-    assert bundle._others(str(to), tmp_path / "elsewhere" / "runs" / "cell", record) == bundle.UNKNOWN
+    assert bundle._others(str(to), tmp_path / "elsewhere" / "runs" / "cell", record) == bundle.NOT_AT_HAND
     no_release = {"private": "./b", "identity": "d", "privacy": {"epsilon": None}}
     assert bundle._others(str(to), run, no_release).endswith(
         "had 1 of epsilon 1 and delta 1e-05 in all for one example."

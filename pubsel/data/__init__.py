@@ -33,7 +33,6 @@ from pubsel.data.findings import ERROR, Finding, settle
 from pubsel.data.opened import Opened
 from pubsel.data.opened import Source as Source
 from pubsel.data.opening import open_dataset as open_dataset
-from pubsel.data.overlap import without_colour
 from pubsel.data.public import MOST_PUBLIC as MOST_PUBLIC
 from pubsel.data.public import public_examples as public_examples
 from pubsel.data.public import sets_to_read, with_public
@@ -245,13 +244,10 @@ def distinct_examples(opened: Opened, accept: Sequence[str]) -> tuple[Split, tup
 def _original(opened: Opened, table: Examples) -> str:
     """Return a digest of all examples of the private set as they were read, whatever their bounds, words and scale, in
     any order, but for a test part that is made up."""
-    source, own = opened.images, table.content.own
-    if source.as_read is not None:
-        return digest([np.unique(source.as_read)])
-    if source.kind == "images" and source.files is None:
-        of_train, of_test = own[~table.test], own[table.test]
-        own = np.concatenate([without_colour(source.train.x, of_train), without_colour(source.test.x, of_test)])
-    return digest([np.unique(own[~(table.test & table.untested)])])
+    if opened.images.as_read is not None:
+        return digest([np.unique(opened.images.as_read)])
+    decoded = opened.decoded() if opened.images.kind == "images" else table.content.own
+    return digest([np.unique(decoded[~(table.test & table.untested)])])
 
 
 def checked(

@@ -95,6 +95,16 @@ class Opened(NamedTuple):
         """Return the digests of training and test images, which are compared in `shape`."""
         return tuple(_digests(self.images, part, shape) for part in (0, 1))  # type: ignore[return-value]
 
+    def decoded(self) -> Digest:
+        """Return the digests of training and then test images, in whatever form they are stored: of one channel if all
+        channels of an image are equal."""
+        source, parts = self.images, list[Digest]()
+        for part, x in enumerate((source.train.x, source.test.x)):
+            values = _digests(source, part, ()).own
+            kept = source.kept / f"{('train', 'test')[part]}_grey_digests.npz" if source.kept else None
+            parts.append(values if source.files else overlap.without_colour(x, values, kept))
+        return np.concatenate(parts)
+
     def without(self, train: np.ndarray, test: np.ndarray) -> "Opened":
         """Return the data set without some examples. train, test: bool [n], those that leave each part."""
         if not (train.any() or test.any()):

@@ -1,5 +1,5 @@
-"""A dataset as it is opened: a named one from what is kept or its original files, a user's own from where it lies, or
-what a program holds in memory."""
+"""Opening of datasets: named ones from images that are kept or from their original files, users' data from their files
+or from memory."""
 
 import dataclasses
 from functools import lru_cache
@@ -174,10 +174,10 @@ def _listed(path: Path, unit: str | None, read: Read) -> Listed:
 def _of_listed(name: str, listed: Listed, folder: Path, keep: bool, read: Read) -> Source:
     """Return the source of images that are decoded, or were kept in `folder`."""
     parts, findings, kept = decoded.open_decoded(name, listed, folder, keep, read)
-    return _own(parts, listed.classes)._replace(kept=kept, findings=findings)
+    return _of_user(parts, listed.classes)._replace(kept=kept, findings=findings)
 
 
-def _own(parts: Parts, classes: int) -> Source:
+def _of_user(parts: Parts, classes: int) -> Source:
     """Return the source of a user's data: metric accuracy, or auc for several labels at once; normalised with 0.5."""
     # constants, since mean and deviation of private images would be a release of them
     half = (0.5,) * (parts.train.x.shape[1] if parts.train.x.dim() == 4 else 0)
@@ -232,7 +232,7 @@ def _untested(source: Source) -> Source:
 
 def _of_rows(name: str, rows: Vectors) -> Source:
     """Return the source of rows."""
-    source = _own(parts_of(name, rows)[0], max(1, len(rows.names)))
+    source = _of_user(parts_of(name, rows)[0], max(1, len(rows.names)))
     return source._replace(findings=rows.findings, columns=rows.columns, raw=rows.raw, as_read=rows.as_read)
 
 
@@ -241,7 +241,7 @@ def _of_texts(name: str, labelled: LabelledTexts) -> Source:
     rows, texts, column = labelled
     parts, places = parts_of(name, rows, "texts")
     in_parts = Texts(column, texts, texts).at(*(at.tolist() for at in places))
-    return _own(parts, max(1, len(rows.names)))._replace(findings=rows.findings, texts=in_parts)
+    return _of_user(parts, max(1, len(rows.names)))._replace(findings=rows.findings, texts=in_parts)
 
 
 def _source(name: str, parts: Parts, info: Dataset) -> Source:

@@ -49,7 +49,7 @@ def read_arff(arff: Path) -> tuple[np.ndarray, np.ndarray]:
             elif words[:1] == ["@data"]:
                 break
 
-        # Pandas goes on where the header ends.
+        # pandas reads what follows the header
         kinds = {column: str if column == "class" else np.float32 for column in columns}
         table = pandas.read_csv(file, names=columns, index_col=False, dtype=kinds, na_filter=False)
         labels = table.pop("class").to_numpy(dtype=str)

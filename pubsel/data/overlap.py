@@ -6,7 +6,7 @@ that is to be expected of named sets, conf/dataset says `shares_images_with`."""
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,37 +40,42 @@ def digests(x: Tensor, shape: Shape | None = None, kept: Path | None = None) -> 
     """Return the digests of images [n, ...], or of these in another `shape`. A process computes them once for a tensor.
     kept: a file that they are kept in for the next process, and read from as long as the images' own file, next to it,
     is the same."""
-    by_shape: dict[Shape | None, Digest] = _KNOWN.setdefault(x, {})
-    if shape in by_shape:
-        return by_shape[shape]
+
+    def computed() -> Digest:
+        parts = (part if shape is None else to_shape(part, shape) for part in in_parts(x, CHUNK))
+        return np.array([of_pixels(image) for part in parts for image in part.numpy()], dtype=np.int64)
 
     # Only digests at the images' own shape are kept: another shape depends on the private set.
-    values: Digest | None = None
-    if kept is not None and shape is None:
+    return _once(x, shape, computed, kept if shape is None else None)
+
+
+def without_colour(x: Tensor, values: Digest, kept: Path | None = None) -> Digest:
+    """Return the digests of images [n, channels, height, width] with those of one channel for the images whose channels
+    are all equal, as a file has them. values: their digests as they are; kept: as of `digests`."""
+
+    def computed() -> Digest:
+        equal = torch.cat([(part == part[:, :1]).flatten(1).all(1) for part in in_parts(x, CHUNK)])
+        result = values.copy()
+        for i in equal.nonzero().flatten().tolist():
+            result[i] = of_pixels(x[i, :1].numpy())
+        return result
+
+    return values if x.shape[1] == 1 else _once(x, "without colour", computed, kept)
+
+
+def _once(x: Tensor, key: Shape | str | None, computed: Callable[[], Digest], kept: Path | None) -> Digest:
+    """Return digests of images that a process computes once for a tensor and a key, and keeps for the next one."""
+    known: dict[Shape | str | None, Digest] = _KNOWN.setdefault(x, {})
+    if key not in known and kept is not None:
         with contextlib.suppress(Exception), np.load(kept, allow_pickle=False) as file:  # if it is damaged, hash again
             before: Digest = file["digests"]
             if file["stamp"].tolist() == _mark(kept, before):
-                values = before
-    if values is None:
-        parts = (part if shape is None else to_shape(part, shape) for part in in_parts(x, CHUNK))
-        values = np.array([of_pixels(image) for part in parts for image in part.numpy()], dtype=np.int64)
-        if kept is not None and shape is None:
-            keep_digests(kept, values)
-
-    by_shape[shape] = values
-    return values
-
-
-def without_colour(x: Tensor, values: Digest) -> Digest:
-    """Return the digests of images [n, channels, height, width] with those of one channel for the images whose channels
-    are all equal, as a file has them."""
-    if x.shape[1] == 1:
-        return values
-    equal = torch.cat([(part == part[:, :1]).flatten(1).all(1) for part in in_parts(x, CHUNK)])
-    values = values.copy()
-    for i in equal.nonzero().flatten().tolist():
-        values[i] = of_pixels(x[i, :1].numpy())
-    return values
+                known[key] = before
+    if key not in known:
+        known[key] = computed()
+        if kept is not None:
+            keep_digests(kept, known[key])
+    return known[key]
 
 
 def remember(x: Tensor, values: Digest) -> None:
@@ -115,7 +120,7 @@ def file_state(images: Path) -> tuple[int, ...]:
 
 def _mark(kept: Path, values: Digest) -> list[int]:
     """Return a fingerprint of digests and of the file of their images."""
-    images = kept.with_name(kept.name.replace("digests.npz", "images.npy"))
+    images = kept.with_name(f"{kept.name.partition('_')[0]}_images.npy")
     of_values = hashlib.blake2b(values.tobytes(), digest_size=8)
     return [*file_state(images), int.from_bytes(of_values.digest(), signed=True)]
 

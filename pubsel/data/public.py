@@ -20,7 +20,7 @@ from pubsel.messages import UsageError
 from pubsel.settings.identity import is_path
 from pubsel.settings.keys import POOL, Convert, Overlap, Pair, Take, public_sets
 
-OWN = "its own training images"
+TRAINING_PART = "its own training images"
 POOL_M = "pair.pool_m"
 NOBODY = np.empty(0, dtype=np.int64)
 MOST_LABEL = 2**16  # a number that is a label of a public set as it is
@@ -213,7 +213,7 @@ def _combined(names: list[str], m: int | None, key: str, target: Target, read: R
         chosen = read.as_used(opened.first(share))
         digests = chosen.digests((against or opened).shape)[1]
         for what, others in [*_private_side(against, same), *seen]:
-            published = what == OWN and not is_path(name)
+            published = what == TRAINING_PART and not is_path(name)
             notes += _noted(chosen, 1, among(digests, *others), what, how, published)
         # equal rows of one set are of different people, as its private ones are
         of_all.append(rows(digests, slice(0)) if same and kind != "images" else digests)
@@ -291,7 +291,7 @@ def _private_side(against: Opened | None, same: bool) -> list[tuple[str, tuple[D
     if against is None:
         return []
     train, test = against.digests(against.shape)
-    return [(OWN, (train,))] if same else [(f"the private data {against.name}", (train, test))]
+    return [(TRAINING_PART, (train,))] if same else [(f"the private data {against.name}", (train, test))]
 
 
 def _noted(

@@ -440,8 +440,8 @@ def _label_of(
         share = {column: np.mean([value in BINARY | UNLABELLED for value in values[column]]) for column in others}
         binary = [c for c in others if share[c] >= MOST and not _may_be_split(c, set(values[c]))]
         columns = [column for column in binary if share[column] == 1]
-        columns = [c for c in binary if c in columns or _of_one(values, [*columns, c]) > _of_one(values, columns)]
-        if len(columns) < 2 or _of_one(values, columns) < MOST:
+        columns = [c for c in binary if c in columns or _in_one(values, [*columns, c]) > _in_one(values, columns)]
+        if len(columns) < 2 or _in_one(values, columns) < MOST:
             return _of_one_class(rows, f"{table.name}: no column label: it has {first_of(rows[0], 20)}")
 
     for row in rows:
@@ -469,7 +469,7 @@ def _label_of(
     return rows, JOINED, columns, tuple(findings)
 
 
-def _of_one(values: Mapping[str, list[str]], columns: Sequence[str]) -> float:
+def _in_one(values: Mapping[str, list[str]], columns: Sequence[str]) -> float:
     """Return the share of rows that have 1 in exactly one of some columns."""
     ones = [[value == "1" for value in values[column]] for column in columns]
     return float((np.sum(ones, axis=0) == 1).mean()) if columns else 0.0

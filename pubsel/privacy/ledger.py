@@ -227,9 +227,20 @@ def check_planned(results: Path | str, release: Entry) -> None:
 def _line(secret: bytes, release: Entry) -> Line:
     left_out = {"key", "cap", "original"}
     line = {key: value for key, value in release._asdict().items() if value is not None and key not in left_out}
-    line |= {"paths": _digests(secret, release.private)} if is_path(release.private) else {}
-    data = {} if release.original is None else {"data": _digest(secret, f"original\0{release.original}")}
-    return line | data | {"noise": OS_NOISE if release.key is None else "seeded"}
+    line |= _recognised_by(secret, release.private, release.original)
+    return line | {"noise": OS_NOISE if release.key is None else "seeded"}
+
+
+def _recognised_by(secret: bytes, private: str, original: str | None) -> Line:
+    """Return keyed digests of a path, as it is from the folder of this command and of where its links lead now, and of
+    all examples, which a line has next to the name of its data."""
+    known: Line = {}
+    if is_path(private):
+        path = os.path.abspath(os.path.expanduser(private))
+        known["paths"] = sorted({_digest(secret, f"path\0{each}") for each in (path, os.path.realpath(path))})
+    if original is not None:
+        known["data"] = _digest(secret, f"original\0{original}")
+    return known
 
 
 def _admit(folder: Path, keys: set[str], line: Line, cap: Cap | None) -> None:
@@ -240,7 +251,7 @@ def _admit(folder: Path, keys: set[str], line: Line, cap: Cap | None) -> None:
     every, lines = _of(_parts(folder, stating(folder.parent), None), keys)
     holds = _cap(folder, every)
     if cap is not None and cap != holds:
-        # of paths their digests, since nobody has typed these
+        # no path that nobody has typed: the digests of paths are among the keys
         names = sorted(key for key in keys if not is_path(key))
         _append(folder / BUDGETS, {"private": line["private"], "keys": names, **cap._asdict()})
         holds = cap
@@ -390,10 +401,7 @@ def of_data(results: Path | str, private: str, original: str | None = None) -> t
     it."""
     folder = (PLACE.get() or Path(results)) / "ledger"
     line: Line = {"private": private}
-    if (folder / "key").exists():
-        secret = _key(folder)
-        line |= {"paths": _digests(secret, private)} if is_path(private) else {}
-        line |= {} if original is None else {"data": _digest(secret, f"original\0{original}")}
+    line |= _recognised_by(_key(folder), private, original) if (folder / "key").exists() else {}
     keys, lines = _of(_parts(folder, stating(folder.parent), leave_out), _keys([line]))
     return lines, _cap(folder, keys)
 
@@ -403,8 +411,8 @@ def of_same_data(results: Path | str, cell: str) -> list[Line] | None:
     is elsewhere."""
     folder = (PLACE.get() or Path(results)) / "ledger"
     groups = [lines for _, lines in _joined(_parts(folder, stating(folder.parent), leave_out))]
-    own = [lines for lines in groups if any(line["cell"] == cell and line["state"] != UNLISTED for line in lines)]
-    return [line for lines in own for line in lines] or None
+    same = [lines for lines in groups if any(line["cell"] == cell and line["state"] != UNLISTED for line in lines)]
+    return [line for lines in same for line in lines] or None
 
 
 def left_for(results: Path | str, private: str, original: str | None, cap: Cap | None = None) -> str:
@@ -541,12 +549,6 @@ def _key(folder: Path) -> bytes:
 
 def _digest(key: bytes, text: str) -> str:
     return hashlib.blake2b(text.encode(), key=key, digest_size=16).hexdigest()
-
-
-def _digests(key: bytes, name: str) -> list[str]:
-    """Return keyed digests of a path as it is from the folder of this command, and of where its links lead now."""
-    path = os.path.abspath(os.path.expanduser(name))
-    return sorted({_digest(key, f"path\0{each}") for each in (path, os.path.realpath(path))})
 
 
 def _append(path: Path, line: Line) -> None:

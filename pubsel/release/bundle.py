@@ -35,7 +35,7 @@ from pubsel.settings.keys import ExportConfig, Format, Model
 from pubsel.settings.schema import check, literal
 
 WEIGHTS, CONFIG = EXPORTED
-UNKNOWN = "When this folder was made, their owner's list (pubsel runs budget) was not at hand: there may be others."
+NOT_AT_HAND = "When this folder was made, their owner's list (pubsel runs budget) was not at hand: there may be others."
 
 
 def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
@@ -75,7 +75,7 @@ def _others(to: str, folder: Path, record: dict[str, Any]) -> str:
     released = record["privacy"].get("epsilon") or record["privacy"].get("delta")
     lines = ledger.of_same_data(folder.parent.parent, record["identity"])
     if lines is None and released:
-        return UNKNOWN
+        return NOT_AT_HAND
     if lines is None:
         lines, _ = ledger.of_data(folder.parent.parent, record["private"])
 
