@@ -155,17 +155,13 @@ def export(
     may not or cannot be given away.
     """
     from pubsel.commands.export import run as write
-    from pubsel.privacy.ledger import kept_in
     from pubsel.settings.compose import composed, words_of
     from pubsel.settings.keys import ExportConfig
     from pubsel.settings.schema import check
 
-    if isinstance(run, str | Path | Record):
-        place, listed = run.folder if isinstance(run, Record) else run, None
-    else:  # the run of what `fit` returned is in a folder without the ledger
-        place, listed = run.run, run.results
+    place = run if isinstance(run, str | Path) else run.folder if isinstance(run, Record) else run.run
     values = {"run": place, "to": to, "format": format, "anyway": anyway, "hub": hub, "results": results, **settings}
-    with composed("export", words_of(values)) as words, kept_in(listed):
+    with composed("export", words_of(values)) as words:
         text = write(check(ExportConfig, words))
     record = load(to)
     record.text = text

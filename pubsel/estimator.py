@@ -54,16 +54,16 @@ IN_MEMORY = "x"  # what private data in memory are called, whose name is a diges
 
 class Release:
     """A model that may be given away. Its folder is temporary and is deleted with this object; `save` copies it. A
-    copy, such as a pickled one, has a folder too, but not its run, which has more than may be given away.
+    copy, such as a pickled one, has a folder too, but not its run. The folder alone may be given away: `record` has the
+    seed, the hardware and the time, and the path of data that are not in memory.
 
     record: what was trained and with which guarantee (`records.RECORD`), without what is not released; privacy: the
     statement, epsilon, delta and unit; card: README.md of the folder; classes: the labels, in the order of the columns
     of `predict_proba`.
     """
 
-    def __init__(self, folder: Path, labels: Sequence[Any], results: Path, kept: Any = None):
+    def __init__(self, folder: Path, labels: Sequence[Any], kept: Any = None):
         self.folder, self._kept = folder, kept  # which deletes the folder once nothing refers to it
-        self.results: Path | None = results  # where the ledger is
         record = records.read_record(self.run / "result.json")
         private, pair = str(record["private"]), record["settings"]["pair"]
         words = {private: IN_MEMORY} | {name: f"public[{i}]" for i, name in enumerate(pair.get("candidates") or [])}
@@ -73,13 +73,16 @@ class Release:
             record = json.loads(json.dumps(record).replace(name, words[name]))
         self.record = {key: value for key, value in record.items() if key not in NOT_RELEASED}
         self.privacy: dict[str, Any] = self.record["privacy"]
-        with composed("predict", words_of({"run": folder})) as values:
-            self._classifier = opened(check(PredictConfig, values))
+        self._open()
         exact = {as_word(label) if isinstance(label, bytes) else str(label): label for label in labels}
         alike = Counter(map(folded, exact))
         known = {folded(text): label for text, label in exact.items() if alike[folded(text)] == 1} | exact
         names = self._classifier.classes
         self.classes = np.array([known.get(name, known.get(folded(name), name)) for name in names])
+
+    def _open(self) -> None:
+        with composed("predict", words_of({"run": self.folder})) as values:
+            self._classifier = opened(check(PredictConfig, values))
 
     @property
     def run(self) -> Path:
@@ -92,7 +95,7 @@ class Release:
 
     def __getstate__(self) -> dict[str, Any]:
         files = {path.name: path.read_bytes() for path in self.folder.iterdir()}
-        return {**self.__dict__, "folder": files, "results": None, "_kept": None}
+        return {**self.__dict__, "folder": files, "_kept": None, "_classifier": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -101,6 +104,7 @@ class Release:
         self.folder.mkdir()
         for name, content in state["folder"].items():
             (self.folder / name).write_bytes(content)
+        self._open()
 
     @property
     def card(self) -> str:
@@ -177,7 +181,7 @@ def fit(
     usual = {} if mine is None else {plain_name(name): name for name in reversed(mine.frame.columns)}
     column = next((usual[name] for name in map(plain_name, (LABEL, *OUTCOMES)) if name in usual), None)
     labels = () if mine is None or column is None else mine.frame[column].dropna().unique()
-    return Release(folder / "release", list(labels), Path(results).resolve(), kept)
+    return Release(folder / "release", list(labels), kept)
 
 
 def audit_fit(

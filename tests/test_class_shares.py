@@ -20,7 +20,7 @@ C, D = 3, 8
 BEFORE = {
     "nothing": Frozen(),
     "private centre": centred(D, 100, 0.3, True),
-    "histogram": columns.released(D, D, 0.3, 1.0),
+    "histogram": columns.released(D, D, 100, 0.3, 1.0),
 }
 
 
@@ -96,7 +96,7 @@ def test_counts_are_no_smaller_than_their_noise():
     ("facts", "share"),
     [
         (Facts(n=4000, d=D, m=0, classes=C, mu=1.0), 0.08),  # with a private centre
-        (Facts(n=4000, d=D, m=0, classes=C, mu=1.0, raw=D), 0.18),  # with a histogram of columns
+        (Facts(n=4000, d=D, m=0, classes=C, mu=1.0, raw=D), 0.33),  # with a histogram of columns
         (Facts(n=4000, d=D, m=90, classes=C, mu=0.5), 0.03),
         (Facts(n=4000, d=D, m=90, classes=C, mu=0.5, same_task=True), 0.0),  # public labels are counted
     ],

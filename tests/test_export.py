@@ -35,7 +35,7 @@ from pubsel.data import same_examples
 from pubsel.data.vectors import Field
 from pubsel.messages import UsageError, UserError
 from pubsel.privacy import accountant, ledger
-from pubsel.release import adversary, bundle, card
+from pubsel.release import adversary, card
 from pubsel.release.bundle import without_paths, write
 from pubsel.release.classifier import Classifier, rebuilt
 from pubsel.release.onnx import OfRows, as_network
@@ -266,32 +266,6 @@ def elsewhere(record: pubsel.Record, folder: Path) -> Path:
     (folder / "ledger").mkdir()
     (folder / "ledger" / "0.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return run
-
-
-def test_other_releases_of_the_same_data_are_counted_and_a_folder_that_is_there_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record = {"private": "./mine", "identity": "cell"}
-    release = ledger.Entry("cell", "./mine", "training", 1.0, 1e-5, None)
-    for entry in (release, release, release._replace(cell="b", epsilon=0.5), release._replace(private="./b", cell="c")):
-        ledger.note(tmp_path, entry.private, entry)
-    run, to = tmp_path / "runs" / "cell", tmp_path / "to"
-    record |= {"privacy": {"epsilon": 1.0, "delta": 1e-5}}
-    sentence = "had 2 of epsilon 1.5 and delta 2e-05 in all for one example."
-    assert bundle._others(str(to), run, record).endswith(sentence)  # one is of an earlier life of the run
-    assert bundle._others(str(to), run.with_name("c"), record | {"identity": "c"}).endswith("had no other.")
-
-    # whatever folder a path is relative to by now; a run that was copied has no list next to it
-    monkeypatch.chdir(tmp_path)
-    assert bundle._others(str(to), run, record).endswith(sentence)
-    assert bundle._others(str(to), tmp_path / "elsewhere" / "runs" / "cell", record) == bundle.NOT_AT_HAND
-    no_release = {"private": "./b", "identity": "d", "privacy": {"epsilon": None}}
-    assert bundle._others(str(to), run, no_release).endswith(
-        "had 1 of epsilon 1 and delta 1e-05 in all for one example."
-    )
-    to.mkdir()
-    (to / "config.json").write_text(json.dumps({"privacy": {"other_releases": "as it was"}}))
-    assert bundle._others(str(to), run, record) == "as it was"
 
 
 @pytest.mark.attack

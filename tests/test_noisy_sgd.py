@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
@@ -15,9 +16,14 @@ from pubsel.algorithms.noisy_sgd import (
     poisson_samples,
     signed_examples,
 )
+from pubsel.commands.audit import lower_bounds_of
+from pubsel.data import Split
 from pubsel.messages import UsageError
 from pubsel.privacy import accountant
 from pubsel.privacy.randomness import SystemEntropy, stream
+from pubsel.release import adversary
+from pubsel.settings.keys import Audit
+from tests.made import build
 
 LOSSES = {"logistic": LOGISTIC, "hinge 1": hinge(1.0), "hinge 0.3": hinge(0.3), "hinge 0.05": hinge(0.05)}
 by_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
@@ -164,6 +170,19 @@ def test_the_noise_has_the_scale_that_is_asked_for():
         assert p_value(noise, 1.05 * deviation) < 1e-4  # a scale that is 5 % off is found
         assert p_value(noise, deviation / 1.05) > 1 - 1e-4
         assert stats.kstest(noise, "norm", (0, deviation)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("beta", "known"), [(0.5, True), (0.1, False)])
+def test_the_curve_of_the_noise_is_no_bound_of_the_choice(beta, known):
+    """A single run is all noise. With a choice, what its epsilon alone allows is more than the curve of the runs."""
+    x, y = torch.ones(300, 1), torch.arange(300) % 2
+    algorithm = build("noisy_sgd", k=1, beta=beta, steps=1)
+    cost = algorithm.solve(Split(x, y), None, 2, 2.0, 1e-5, stream("noisy_sgd", "curve"))[1]
+    variation = adversary.variation_of([cost._asdict()], cost.epsilon, cost.delta)
+    assert (variation < np.tanh(1 / 4)) == known
+    scores = np.linspace(-1, 1, 40)
+    audit = Audit(kind="black_box", canaries=40, guesses=40, confidence=0.95)
+    assert ("planned_curve" in lower_bounds_of(scores, scores > 0, cost, None, audit)) == known
 
 
 @by_loss

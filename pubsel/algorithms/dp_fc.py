@@ -58,7 +58,7 @@ class DPFC(Clipping):
 
     def values(self, steps: int) -> dict[str, Any]:
         """Return what follows from the task, for the record."""
-        return {"steps": steps, "ridge": self.lambda_, "clip_norm": self.bound}
+        return {"steps": steps, "ridge": self.lambda_, "clip_norm": self.bound, "steps_of_moments": self.first_steps}
 
     @property
     def lambda_(self) -> float:

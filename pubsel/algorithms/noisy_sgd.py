@@ -239,6 +239,8 @@ class NoisySGD(Algorithm):
 
         w = torch.from_numpy(halfspace.w).float()
         cost = halfspace.base._replace(epsilon=halfspace.epsilon, claimed_epsilon=epsilon)
+        if halfspace.runs > 1:  # the curve of the noise of the runs is not that of the choice
+            cost = cost._replace(accountant=f"{cost.accountant}, and exponential mechanism")
         return torch.stack([-w, w]), cost
 
     def account(self, n: int, epsilon: float, delta: float) -> Plan:

@@ -451,7 +451,7 @@ class WhitenedHead(Clipping):
         table, raw = facts.raw is not None, facts.raw or 0
         if public is None:
             if self.scales:
-                return columns.released(raw, d, mu, LENGTH)
+                return columns.released(raw, d, facts.n, mu, LENGTH)
             as_it_is = torch.zeros(0), torch.zeros(0), torch.tensor(math.inf)
             scaling = columns.widened(as_it_is, d) if table else None
             # of anyone's features, unlike those of images, the mean of a row may be what tells classes apart

@@ -28,7 +28,7 @@ from pubsel.gradients.matrix import Engine
 from pubsel.gradients.per_example import losses_of
 from pubsel.messages import UsageError, bars, say
 from pubsel.privacy import ledger
-from pubsel.privacy.accountant import Plan
+from pubsel.privacy.accountant import GAUSSIAN, Plan
 from pubsel.privacy.randomness import Secret, content, stream
 from pubsel.privacy.sampling import Schedule
 from pubsel.rules import AUTO, canonical, check_pair
@@ -292,7 +292,7 @@ def lower_bounds_of(
     # beside guesses that are near the best there are, the extreme ones must not raise an alarm that those would not
     level = 1 - audit.confidence if independent is None else SURELY
     refuted = one_run.p_value(extremes, claimed, delta) < level
-    if first is None and plan.delta > 0 and plan.valid:  # else no curve of one kind of noise is claimed
+    if first is None and plan.accountant in GAUSSIAN and plan.valid:  # else no curve of one kind of noise is claimed
         epsilon = one_run.epsilon_of_curve(extremes, plan, audit.confidence)
         figures["planned_curve"] = {**extremes._asdict(), "epsilon": epsilon}
         refuted |= not one_run.may_be_right(extremes, level, one_run.trade_off(plan, plan.noise_multiplier))

@@ -406,15 +406,6 @@ def of_data(results: Path | str, private: str, original: str | None = None) -> t
     return lines, _cap(folder, keys)
 
 
-def of_same_data(results: Path | str, cell: str) -> list[Line] | None:
-    """Return the lines of the data set that a run has released from. None if there is no line of this run: its ledger
-    is elsewhere."""
-    folder = (PLACE.get() or Path(results)) / "ledger"
-    groups = [lines for _, lines in _joined(_parts(folder, stating(folder.parent), leave_out))]
-    same = [lines for lines in groups if any(line["cell"] == cell and line["state"] != UNLISTED for line in lines)]
-    return [line for lines in same for line in lines] or None
-
-
 def left_for(results: Path | str, private: str, original: str | None, cap: Cap | None = None) -> str:
     """Return what is left of the budget of a data set, as of `of_data`; "" if it has none. cap: one to be set."""
     lines, holds = of_data(results, private, original)

@@ -1,15 +1,14 @@
 """A finished run as a folder that may be given away, whole or not at all.
 
 All that is written is a function of the weights, the facts about the model and what `release.card.statement_of` takes
-from the record: what was released, and what is public; and the sum of the ledger over other releases of the same data.
-Nothing here reads the private data.
+from the record: what was released, and what is public. Nothing here reads the private data, or the ledger, which knows
+whether earlier releases are of the same examples.
 """
 
 import errno
 import hashlib
 import json
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from pubsel.cell import use_threads
 from pubsel.data.texts import HASHING
 from pubsel.files import whole
 from pubsel.gradients.factored import OffsetLinear
-from pubsel.messages import UsageError, UserError, at_most, cannot_write
+from pubsel.messages import UsageError, UserError, cannot_write
 from pubsel.models.text_encoder import PREFIX, as_published
 from pubsel.privacy import ledger
 from pubsel.release import card
@@ -35,7 +34,6 @@ from pubsel.settings.keys import ExportConfig, Format, Model
 from pubsel.settings.schema import check, literal
 
 WEIGHTS, CONFIG = EXPORTED
-NOT_AT_HAND = "When this folder was made, their owner's list (pubsel runs budget) was not at hand: there may be others."
 
 
 def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
@@ -54,40 +52,13 @@ def made(settings: ExportConfig) -> tuple[dict[str, bytes], card.Statement]:
         raise UserError(f"{folder.name}: {'; and '.join(reasons)}: {_remedy(record, folder)}")
 
     model, facts = whole_of(folder, record)
-    statement = card.statement_of(record, public_facts(facts, model), _others(settings.to, folder, record))
+    statement = card.statement_of(record, public_facts(facts, model))
 
     files = dict[str, bytes]()
     if settings.format == Format.onnx:
         files[ONNX], how = as_onnx(model, facts, settings.data_root)
         statement = replace(statement, onnx=how)
     return contents(statement, model) | files, statement
-
-
-def _others(to: str, folder: Path, record: dict[str, Any]) -> str:
-    """Return what the ledger has of other releases of the private data of a run, in a sentence. A folder `to` that is
-    there already keeps what it says: made again, it would be the same but for this."""
-    with suppress(OSError, ValueError, AttributeError):
-        there = json.loads((Path(to) / CONFIG).read_text(encoding="utf-8"))
-        if isinstance(sentence := records.at(there, "privacy.other_releases"), str):
-            return sentence
-
-    # a ledger without the releases of this run is not that of its data
-    released = record["privacy"].get("epsilon") or record["privacy"].get("delta")
-    lines = ledger.of_same_data(folder.parent.parent, record["identity"])
-    if lines is None and released:
-        return NOT_AT_HAND
-    if lines is None:
-        lines, _ = ledger.of_data(folder.parent.parent, record["private"])
-
-    # of each kind the last release of this run is that of the record
-    ours = {line["what"]: line["release"] for line in lines if line["cell"] == record["identity"]}.values()
-    others = ledger.per_unit([line for line in lines if line["release"] not in ours])
-    costs = {unit: ledger.cost_of(of_unit) for unit, of_unit in others.items()}
-    sums = [
-        f"{cost.releases} of epsilon {at_most(cost.epsilon)} and delta {at_most(cost.delta)} in all for one {unit}"
-        for unit, cost in costs.items()
-    ]
-    return f"When this folder was made, their owner's list (pubsel runs budget) had {' and '.join(sums) or 'no other'}."
 
 
 def _remedy(record: dict[str, Any], folder: Path) -> str:

@@ -44,6 +44,7 @@ WORDS = {
 FIRST = {  # what some of the steps of `training` are for, by its name in a record
     "histogram": "a noisy histogram of each column",
     "mean": "a noisy mean of the features",
+    "moments": "noisy second moments of the features",
     "counts": "noisy numbers of examples of the classes",
 }
 
@@ -56,9 +57,9 @@ class Statement:
     releases, each with what, epsilon, delta, rate, steps, noise_multiplier and accountant; epsilon, delta: of all of
     them, None without a guarantee; examples, units: how many private ones, and how many are protected, each by itself,
     both treated as public; unit: what distinguishes people if these are the units; adjacency: which data sets are
-    neighbours; against: why the model should not be given away, empty if nothing is against it; others: a sentence on
-    other releases of the private data; quality: what was measured with noise on held-out examples (`quality_of`), None
-    if nothing was; onnx: what model.onnx takes (`release.onnx.as_onnx`), None if there is none.
+    neighbours; against: why the model should not be given away, empty if nothing is against it; quality: what was
+    measured with noise on held-out examples (`quality_of`), None if nothing was; onnx: what model.onnx takes
+    (`release.onnx.as_onnx`), None if there is none.
     """
 
     facts: dict[str, Any]
@@ -76,7 +77,6 @@ class Statement:
     candidates: tuple[str, ...]
     method: str
     network: str
-    others: str
     not_covered: tuple[str, ...]
     against: tuple[str, ...]
     version: str
@@ -85,9 +85,8 @@ class Statement:
     onnx: dict[str, Any] | None = None
 
 
-def statement_of(record: dict[str, Any], facts: dict[str, Any], others: str = "") -> Statement:
-    """Return what may be published of a run, from its record and the facts about its model. others: a sentence on other
-    releases of its private data."""
+def statement_of(record: dict[str, Any], facts: dict[str, Any]) -> Statement:
+    """Return what may be published of a run, from its record and the facts about its model."""
     # names of private files and folders stay out: only data sets that everybody knows are named
     privacy, settings = record["privacy"], record["settings"]
     chosen_from = {"auto": "pair.candidates", "pool": "pair.pool"}.get(str(at(settings, "pair.public")))
@@ -112,8 +111,7 @@ def statement_of(record: dict[str, Any], facts: dict[str, Any], others: str = ""
         ),
         method=str(record["algorithm"]) + (BY_NAMES if _by_names(record) else ""),
         network=network_of(facts["model"], bool(facts.get("text"))),
-        others=others,
-        not_covered=not_covered(record, shape_of(facts), others),
+        not_covered=not_covered(record, shape_of(facts)),
         against=against(record),
         version=str(at(record, "versions.pubsel")),
         commit=record.get("commit"),
@@ -181,9 +179,9 @@ def shape_of(facts: dict[str, Any]) -> str:
     return "the names of columns, which of them have no number in a tenth of the rows, and their bounds and words"
 
 
-def not_covered(record: dict[str, Any], shape: str = "their shape", others: str = "") -> tuple[str, ...]:
+def not_covered(record: dict[str, Any], shape: str = "their shape") -> tuple[str, ...]:
     """Return what the guarantee of a run does not cover, in sentences, of which some depend on its settings. shape:
-    what is public of the shape of examples; others: a sentence on other releases of them."""
+    what is public of the shape of examples."""
     # sentences that hold for every run come first, then those that its settings call for
     settings, unit = record["settings"], record["privacy"].get("unit")
     number = "the number of people, the number of their examples" if unit else "the number of private examples"
@@ -195,7 +193,8 @@ def not_covered(record: dict[str, Any], shape: str = "their shape", others: str 
         f"which {'people' if unit else 'examples'} were used for training"
         f"{', held out of it' if record.get('quality') else ''} or kept for testing"
         f"{DRAWN.format('person' if unit else 'example') if _drawn(record, unit) else ''}.",
-        f"Other releases of the same examples: their epsilons add up. {others}".rstrip(),
+        "Other releases of the same examples: their epsilons add up. Their owner has a list of them (pubsel runs "
+        "budget), which is not in this folder: whether two releases are of the same examples is private.",
         "What the model says about people in general, whether or not their data were used.",
         f"Examples for testing{'' if record.get('quality') else ' and validation'}: they are not protected, but no "
         "figure that was measured on them is in this folder.",
@@ -337,7 +336,6 @@ def config(statement: Statement) -> dict[str, Any]:
         "unit": "one person with all their training examples" if statement.unit else "one training example",
         "adjacency": statement.adjacency,
         "against": list(statement.against),
-        "other_releases": statement.others,
     }
     measured = {"quality": statement.quality} if statement.quality else {}
     onnx = {"onnx": statement.onnx} if statement.onnx else {}
