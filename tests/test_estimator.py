@@ -360,17 +360,24 @@ def test_a_column_with_the_split_is_taken_as_of_a_file(kind):
         assert held.record["private_examples"] == file.record["private_examples"] == (part == "train").sum()
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda release: pickle.loads(pickle.dumps(release))])
-def test_a_copy_of_a_release_is_one(copied, tmp_path):
-    release = pubsel.fit(X, Y)
-    answers, card = release.predict_proba(X), release.card
+def pickled(release):
+    return pickle.loads(pickle.dumps(release))
+
+
+@pytest.mark.parametrize(
+    ("copied", "x", "y"),
+    [(copy.copy, X, Y), (copy.deepcopy, X, Y), (pickled, X, Y), (pickled, IMAGES[:200], DIGIT[:200])],
+)
+def test_a_copy_of_a_release_is_one(copied, x, y, tmp_path):
+    release = pubsel.fit(x, y)
+    answers, card = release.predict_proba(x), release.card
     content = release.save(tmp_path / "before").joinpath("model.safetensors").read_bytes()
     again = copied(release)
     del release
-    assert (again.predict_proba(X) == answers).all()
+    assert (again.predict_proba(x) == answers).all()
     assert again.card == card
     assert again.save(tmp_path / "after").joinpath("model.safetensors").read_bytes() == content
-    assert pubsel.load(tmp_path / "after").predict(X).answers == again.predict(X).astype(str).tolist()
+    assert pubsel.load(tmp_path / "after").predict(x).answers == again.predict(x).astype(str).tolist()
     with pytest.raises(UserError, match="run: a copy of a release has none"):
         _ = again.run
     folder = again.folder
