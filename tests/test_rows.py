@@ -300,6 +300,46 @@ def test_numbers_that_begin_with_zeros_are_ids(suffix, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("names", "count", "severity"),
+    [
+        ("id ID donor speaker volunteer case_id sample_id recording_id", 15, "error"),
+        ("id speaker", 3, "error"),
+        ("animal author group_id student", 15, "warning"),
+        ("student employee household individual resident worker child pupil driver player", 40, "error"),
+        ("sujet sujeto participante participantes codigo_paciente vp vpnr", 40, "error"),
+        ("id donor student driver", 2, None),
+        ("author group_id child study_id", 7, None),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "npz"])
+def test_people_who_are_numbered_are_noticed_though_they_are_few(names, count, severity, suffix, tmp_path):
+    frame = people(400)
+    for name in names.split():
+        table(tmp_path / "t.csv", frame.assign(**{name: np.arange(400) % count}))
+        x, y = frame[["age", "tiny"]].to_numpy(), np.arange(400) % 2
+        np.savez(tmp_path / "t.npz", x=x, y=y, **{name: np.arange(400) % count})
+        findings = vectors.read_rows(tmp_path / f"t.{suffix}", None, Read()).findings
+        assert [(name, f.severity) for f in findings if f.name == "ids"] == [(name, severity)] * (severity is not None)
+
+
+@pytest.mark.parametrize("name", ["donor", "group_id", "index"])
+@pytest.mark.parametrize("rows", [400, 15])
+def test_no_single_value_decides_which_ids_are_features(name, rows, tmp_path):
+    """Nor whether they are of people."""
+    values = np.where(np.arange(400) < rows, np.arange(400) * 7, np.nan)
+    left = []
+    for same in (0, 1):
+        values[:2] = values[0], values[1 - same]
+        rows_read = vectors.read_rows(
+            Path(table(tmp_path / "t.csv", people(400).assign(**{name: values}))), None, Read()
+        )
+        left.append(
+            ([c.name for c in rows_read.columns], [f.name for f in rows_read.findings if f.severity == "error"])
+        )
+    assert left == [(["age", "income", "tiny"], [])] * 2
+
+
+@pytest.mark.parametrize(
     "name",
     "grid acid humid covid paid rapid steroids ideal identity nr_of_visits category_id num_patients animal".split(),
 )
@@ -758,7 +798,7 @@ def test_a_release_reads_the_tables_that_it_was_made_of(tmp_path, cli):
     assert "pipeline_tag: tabular-classification" in card
     assert "private rows, which their owner does not name" in card
     page = (tmp_path / "release" / "privacy.html").read_text()
-    assert "the names of columns" in page
+    assert "the names of columns, which of them are left out as ids or words, or have no number" in page
     assert "with all its copies" not in page
 
     # by name, in any order, with columns that it does not know, from a file or a program

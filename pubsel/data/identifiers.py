@@ -19,21 +19,28 @@ from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of, on_col
 from pubsel.data.images import MOST
 
 WHO = (
-    "(patient|subject|person|participant|respondent|proband|user|customer|client|member|mrn|ssn"
+    "(patient|subject|sujeto?|person|participante?|respondent|proband|user|customer|client|member|mrn|ssn"
     "|patiente?n|pa[cz]iente|probanden|kunden?|cliente|versicherten?)s?"
 )
 NUMBER = "(id|uid|key|no|nr|num|number|nummer|code|name)"
 PERSON = re.compile(
     rf"{WHO}|(.+_)?({WHO}|(household|family|employee|student)s?)_?{NUMBER}|ids?_?(of_)?(the_)?{WHO}|hh_?id"
-    r"|(fall|konto)_?(id|nr|nummer)|u?subj(_?id)?|(p|pa?t|r|e)_?id|(pat|pt|subj)_?(no|nr|num)|nhs_number"
+    r"|(fall|konto)_?(id|nr|nummer)|u?subj(_?id)?|(p|pa?t|r|e)_?id|(pat|pt|subj|vp)_?(no|nr|num)|nhs_number"
 )
 # names that end in id without a mark before it are listed: a grid or an acid is none; a number of patients may be a
-# count, and an animal a class, which few different values show
-RECORD = "(row|record|case|study|visit|encounter|admission|hadm|stay|icustay|sample|lesion|exam|image|chart|account)"
-OF_IDS = re.compile(
-    rf"(.+_)?ids?|groups?|{RECORD}ids?|{RECORD}_?(no|nr|num|number)|(no|nr|num|number|code)_?(of_)?{WHO}"
-    r"|case|donor|speaker|author|reviewer|volunteer|animal"
+# count, an animal a class, and a student a word for yes or no, which few different values show; workers are counted
+RECORD = (
+    "(row|record|case|study|visit|encounter|admission|hadm|stay|icustay|sample|lesion|exam|image|chart|account"
+    "|recording)"
 )
+OF_IDS = re.compile(
+    rf"(.+_)?ids?|groups?|{RECORD}ids?|{RECORD}_?(no|nr|num|number)"
+    rf"|(no|nr|num|number|num[eé]ro|n[uú]mero|code|c[oó]digo)_?(of_|d[eu]_)?{WHO}|case|donor|speaker|author|reviewer"
+    r"|volunteer|animal|student|pupil|employee|worker|household|resident|individual|child|driver|player|vp"
+)
+SURE = re.compile(rf"ids?|(?!study|visit|exam){RECORD}_?ids?|donor|speaker|volunteer")  # if there are more than two
+RARE = 0.01  # share of the values of a column that is too small to say what the column has
+FEW_IDS = 9  # or fewer, of names that are not sure, are categories
 COUNTERS = {"index", "row", "row_number"}
 USUAL_GAP = 0.25  # share of one gap between neighbouring numbers, from which they are measured and no ids
 OF_PANDAS = re.compile(r"(unnamed_\d.*|index_level_\d+)?")  # names that it gives to an index in files
@@ -65,19 +72,21 @@ def names_people(name: str, values: Iterable[Any] | None) -> bool:
     plain = plain_id(name)
     if PERSON.fullmatch(plain) or not (OF_IDS.fullmatch(plain) or has_zeros(values)):
         return PERSON.fullmatch(plain) is not None
-    ids = None if values is None else _ids(values)
-    return ids is None or MANY < len(set(ids)) < len(ids)
+    few = 2 if SURE.fullmatch(plain) else MANY
+    return values is None or _repeats(_ids(values), few)
+
+
+def _repeats(ids: list[str], few: int) -> bool:
+    """Return whether more than a hundredth of some ids repeat others, and more than a few are different."""
+    different = len(set(ids))
+    return few < different < len(ids) - max(1, RARE * len(ids))
 
 
 def numbers_rows(name: str, values: Iterable[Any]) -> bool:
-    """Return whether a column numbers the rows: an id that never repeats, or a counter, or one that pandas gave its
-    name, whose values are different in nine tenths of the rows, so that no single one decides."""
-    plain = plain_id(name)
-    counts = plain in COUNTERS or OF_PANDAS.fullmatch(plain) is not None
-    if not (counts or OF_IDS.fullmatch(plain) or has_zeros(values)):
-        return False
-    ids = _ids(values)
-    return bool(ids) and len(set(ids)) >= (MOST if counts else 1) * len(ids)
+    """Return whether a column numbers the rows: an id, a counter, or one that pandas gave its name, whose values are
+    different in nine tenths of the rows, so that no single one decides."""
+    ids = _ids(values) if may_be_ids(name) or has_zeros(values) else []
+    return bool(ids) and len(set(ids)) >= MOST * len(ids)
 
 
 def _ids(values: Iterable[Any]) -> list[str]:
@@ -142,4 +151,9 @@ def left_out(
         by_name = PERSON.fullmatch(plain_id(people[0]))
         text = f"{name}: {what} {people[0]} {'names' if by_name else 'may name'} people, and is left out"
         findings.append(Finding("ids", ERROR, text, f"set unit={people[0]}, or a row is protected, not a person"))
+    some = {column: values for column, values in others.items() if unit is None and column not in numbered}
+    if few := [c for c, values in some.items() if OF_IDS.fullmatch(plain_id(c)) and _repeats(_ids(values), FEW_IDS)]:
+        text = f"{name}: {what}s may say whose each row is, by their names: {first_of(few, 4)}"
+        remedy = f"if they do, set unit={few[0]}, or a row is protected, not a person"
+        findings.append(Finding("ids", WARNING, text, remedy))
     return {*numbered, *people}, findings

@@ -11,12 +11,11 @@ from torch import Tensor
 from pubsel.data.embeddings import BLOCK
 from pubsel.data.examples import MANY
 from pubsel.data.findings import ERROR, WARNING, Finding, on_columns
-from pubsel.data.identifiers import are_ids, counts_rows
+from pubsel.data.identifiers import RARE, are_ids, counts_rows
 from pubsel.data.images import MOST
 
 LARGEST, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)  # of the numbers that are read
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
-RARE = 0.01  # share of the numbers of a column that is too small to say what the column has
 # often written for a missing number: 9, 99, 77, 777, -999
 CODES = [sign * int(digit * n) for digit in "789" for n in range(1 + (digit < "9"), 10) for sign in (1, -1)]
 

@@ -176,7 +176,8 @@ def shape_of(facts: dict[str, Any]) -> str:
         return "that they are texts, and the name of their column in a table"
     if not facts.get("columns"):
         return "how many numbers a row has"
-    return "the names of columns, which of them have no number in a tenth of the rows, and their bounds and words"
+    left = "which of them are left out as ids or words, or have no number in a tenth of the rows"
+    return f"the names of columns, {left}, and their bounds and words"
 
 
 def not_covered(record: dict[str, Any], shape: str = "their shape") -> tuple[str, ...]:
