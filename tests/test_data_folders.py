@@ -82,6 +82,8 @@ def test_a_class_may_be_called_train_or_test(tmp_path):
         ("patient{:03}_{}", "patient000, patient001"),
         ("person{:02}_bacteria_{}", "person00, person01"),
         ("{:04}-{}", "0000, 0001"),
+        ("{:04}_{}_{}", "0000, 0001"),
+        ("20190{:03}_{}_{}", None),
         *((name, None) for name in ("IMG_{:03}{}", "class{1}_{0:03}", "train2014_{:05}{}", "{}{}", "patient{:03}{}")),
         ("3f{:04}-a{}", None),
     ],
@@ -102,6 +104,44 @@ def test_names_of_files_that_may_be_of_people_are_warned_of(tmp_path, name, firs
     assert all(f"whose they are: 20, such as {first}" in finding.text for finding in of_people)
 
 
+@pytest.mark.parametrize(
+    ("name", "people", "first"),
+    [
+        ("patient{0:05}/study{1}/view{2}", 20, "patient00000, patient00001"),
+        ("patient_{0:03}/{2}", 3, "patient_000, patient_001"),
+        ("P{0:04}/{2}", 20, "p0000, p0001"),
+        ("images_{0:03}/{2}", 2, None),
+        ("P{0:04}/{2}", 9, None),
+        ("201901{0:02}/{2}", 20, None),
+        ("cat{0}/{2}", 1, None),
+    ],
+)
+def test_folders_that_may_be_of_people_are_warned_of_in_tables(tmp_path, name, people, first):
+    lines = ["path,label"]
+    for i in range(60):
+        file = tmp_path / f"{name.format(i % people, i // people, i)}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((8, 8), 50 + i).save(file)
+        lines.append(f"{file.relative_to(tmp_path)},{i % 2}")
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    of_people = [f for f in open_dataset(str(tmp_path / "t.csv"), "", False).findings if f.name == "ids"]
+    assert [f.severity for f in of_people] == ["warning"] * (first is not None)
+    assert all(f"whose they are: {people}, such as {first}" in f.text for f in of_people)
+
+
+@pytest.mark.parametrize(
+    ("name", "people", "classes", "severity"),
+    [("subject{:02}.c{}", 15, 11, "warning"), ("patient{}_{}", 8, 2, "warning"), ("patient{}_{}", 2, 5, None)],
+)
+def test_few_people_in_names_of_files_are_warned_of(tmp_path, name, people, classes, severity):
+    for i in range(people * classes):
+        file = tmp_path / f"c{i % classes}" / f"{name.format(i // classes, i % classes)}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.effect_noise((8, 8), 50 + i).save(file)
+    of_people = [f.severity for f in open_dataset(str(tmp_path), "", False).findings if f.name == "ids"]
+    assert of_people == [severity] * (severity is not None)
+
+
 @pytest.mark.parametrize("suffix", ["png", "txt"])
 @pytest.mark.parametrize(
     ("names", "why"),
@@ -109,6 +149,9 @@ def test_names_of_files_that_may_be_of_people_are_warned_of(tmp_path, name, firs
         (["train/pos", "train/neg", "train/unsup", "test/pos", "test/neg"], "unsup is read as a class"),
         (["cat", "dog", "Unlabeled"], "Unlabeled is read as a class"),
         (["test", "val"], "test and val are read as classes, and have the names of parts"),
+        (["fold1", "fold2", "fold3"], "fold1 and fold2 and fold3 are read as classes, and have the names of parts"),
+        (["image", "mask"], "mask is read as a class, and has the name of no class"),
+        (["patient_000", "patient_001", "patient_002"], "3 class folders have names of people: patient_000, patient"),
     ],
 )
 def test_folders_that_are_no_classes_are_an_error(tmp_path, names, why, suffix):

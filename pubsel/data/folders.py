@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from pubsel.data.convert import Shape
 from pubsel.data.delimited import HEAD_LINES
-from pubsel.data.examples import NOT_KNOWN, folded, people_of
+from pubsel.data.examples import MANY, NOT_KNOWN, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.images import MOST, SUFFIXES, alike, dicom_tag, is_dicom, unread
 from pubsel.data.splits import SEED, Listed, Listing, Unread, group_of, held_out, missing, stamp
@@ -28,9 +29,11 @@ TEST_FRACTION = 0.2  # of the images, or units, that are held out where nobody g
 TABLES = (".csv", ".tsv", ".parquet")
 SURROGATES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # bytes of a name that are not UTF-8, as Python has them
 PARTS = (*TRAIN, *TEST, *VALIDATION)
-OF_PERSON = r"(?<![a-z])(patient|person|subject|participant|subj?|pat)[_-]?\d+"  # in the name of a file
-FEW_PEOPLE = 9  # or fewer are no people, as the cameras of a set
+OF_PERSON = r"(?<![a-z])(patient|person|subject|participant|subj?|pat)[_-]?\d+"  # in the name of a file or folder
+NUMBERED = r"(?!(19|20)\d{6}$)[a-z]*[_-]?\d+"  # as of a folder of somebody, and no date
+FEW_PEOPLE = 9  # or fewer are no people, as the cameras of a set, without a word such as patient
 NO_CLASSES = {"unsup", "unsupervised", "unlabeled", "unlabelled", *"masks thumbnails thumbs annotations".split()}
+FOLDS = r"(k?fold|split)s?[ _-]?\d+"  # folders of a cross-validation
 LIKE_TEST = (*TEST, *VALIDATION, "eval", "evaluation", "holdout")
 FILLERS = frozenset("set data dataset image images img imgs split part folder samples".split())  # as in train_images
 
@@ -217,7 +220,7 @@ def list_folder(folder: Path, unit: str | None, read: Read) -> Listed:
     findings = [*places.findings, *same_words(folder, classes, keys if people else ())]
     findings += _unread(folder, paths, [places.train, *places.held])
     findings += about_copies(folder.name, paths)
-    findings += [] if unit else about_patients(folder.name, paths, list(map(str, paths)), len(classes))
+    findings += [] if unit else about_patients(folder.name, paths, [path.name for path in paths], len(classes))
     listed = Listed(
         y=torch.from_numpy(labels.astype(np.int64)),
         test=test,
@@ -270,12 +273,19 @@ def same_words(folder: Path, classes: Sequence[str], people: Sequence[str] = ())
         text = f"{folder.name}: {len(classes)} folders of classes ({first_of(classes)}) have fewer of people in them"
         remedy = f"if the classes are {first_of(people)}, make them <class>/<person>/*"
         return (Finding("labels", ERROR, text, remedy),)
-    if unlabelled := [name for name in classes if folded(name) in NO_CLASSES]:
+    words = {*map(folded, classes)}
+    masks = {"mask"} if words & {"image", "images", "img", "imgs"} else set()  # alone, a class of faces
+    if unlabelled := [name for name in classes if folded(name) in NO_CLASSES | masks]:
         text = f"{folder.name}: {unlabelled[0]} is read as a class, and has the name of no class"
         return (Finding("labels", ERROR, text, "move it elsewhere; examples without labels may be public data"),)
-    if len(classes) > 1 and {name.lower() for name in classes} <= {*PARTS}:
+    if len(classes) > 1 and (words <= {*PARTS} or all(re.fullmatch(FOLDS, word) for word in words)):
         text = f"{folder.name}: {' and '.join(classes)} are read as classes, and have the names of parts"
         return (Finding("labels", ERROR, text, "make them train/<class>/* and test/<class>/*, or rename them"),)
+    whose = [name for name in classes if re.search(OF_PERSON, name.lower())]
+    if len(whose) >= max(2, MOST * len(classes)):
+        text = f"{folder.name}: {len(classes)} class folders have names of people: {first_of(whose)}"
+        remedy = "make them <class>/<person>/* and set unit=folder, or give a table with path, label and their column"
+        return (Finding("labels", ERROR, text, remedy),)
     alike_of = dict[str, list[str]]()
     for name in classes:
         alike_of.setdefault(folded(name), []).append(name)
@@ -317,17 +327,21 @@ def about_copies(name: str, files: Sequence[Path]) -> Iterator[Finding]:
 
 
 def about_names(name: str, files: Sequence[str], classes: int) -> Iterator[Finding]:
-    """Yield the finding on names of files that may begin with those of people: half of them have a word such as patient
-    and a number, or nine tenths share with others what is before the last _ or -. name: of their folder or table."""
-    stems, named = [Path(file).stem.lower() for file in files], re.compile(OF_PERSON)
-    people = Counter(match[0] for stem in stems if (match := named.search(stem)))
-    groups = Counter(re.split("[_-](?!.*[_-])", stem)[0] for stem in stems)
-    shared = sum(count for count in groups.values() if count > 1)
-    for keys, are in (
-        (people, 2 * people.total() >= len(stems) and len(people) < people.total()),
-        (groups, shared >= MOST * len(stems) and 2 * len(groups) <= len(stems)),
-    ):
-        if are and len(keys) > max(2 * classes, FEW_PEOPLE):
+    """Yield the finding on names of files, with folders in a table, that may be of people: half of them have a word
+    such as patient and a number, nine tenths share with others what is before the last _ or -, or some, but not many,
+    share the number before the first one, or of a folder. name: of their folder or table."""
+    parts, n = [re.split(r"[\\/]", file.lower()) for file in files], len(files)
+    stems, word = [Path(each[-1]).stem for each in parts], re.compile(OF_PERSON)
+    # the last one: folders above those of a table may be of somebody too
+    people = Counter(whose[-1][0] for file in files if (whose := [*word.finditer(file.lower())]))
+    numbers = [[*each[:-1], re.split("[_-]", stem)[0]] for each, stem in zip(parts, stems, strict=True)]
+    levels = [Counter(filter(re.compile(NUMBERED).fullmatch, level)) for level in zip_longest(*numbers, fillvalue="")]
+    ways = [(people, 2 * people.total() >= n and len(people) < people.total(), 2)]
+    for keys in (Counter(re.split("[_-](?!.*[_-])", stem)[0] for stem in stems), *levels):
+        shared = sum(count for count in keys.values() if count > 1) >= MOST * n and 2 * len(keys) <= n
+        ways.append((keys, shared and (len(ways) == 1 or n <= MANY * len(keys)), max(2 * classes, FEW_PEOPLE)))
+    for keys, are, least in ways:
+        if are and len(keys) > least:
             text = f"{name}: names of files may say whose they are: {len(keys)}, such as {first_of(keys)}"
             remedy = "if these are people, give a table with path, label and a column of them, and set unit=COLUMN"
             yield Finding("ids", WARNING, text, remedy)
