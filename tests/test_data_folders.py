@@ -130,6 +130,20 @@ def test_folders_that_may_be_of_people_are_warned_of_in_tables(tmp_path, name, p
 
 
 @pytest.mark.parametrize(
+    ("head", "label", "error"),
+    [("patient,label", "{1}", True), ("class,number", "{0}", False), ("class,label", "{0}", False)],
+)
+def test_a_table_that_names_class_folders_may_say_that_they_are_of_people(tmp_path, head, label, error):
+    names = [f"P{i:03}" for i in range(8)]
+    classes(tmp_path, 2, names)
+    (tmp_path / "t.csv").write_text(
+        "\n".join([head, *(f"{name},{label.format(i, i % 2)}" for i, name in enumerate(names))])
+    )
+    errors = [f.text for f in open_dataset(str(tmp_path), "", False).findings if f.severity == "error"]
+    assert errors == [f"{tmp_path.name}: t.csv has a label for each class folder (P000, P001, ...)"] * error
+
+
+@pytest.mark.parametrize(
     ("name", "people", "classes", "severity"),
     [("subject{:02}.c{}", 15, 11, "warning"), ("patient{}_{}", 8, 2, "warning"), ("patient{}_{}", 2, 5, None)],
 )

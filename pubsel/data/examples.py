@@ -52,6 +52,7 @@ REPEATED = 0.1  # share of public rows that equal another one, above which rows 
 COLUMNS = 64  # of rows, by which chance is estimated
 CHANCE = 0.01  # rows that equal another one by chance
 WORDY = 50  # different triples of characters in a text, as of ten words
+LONG = 7  # characters of a name
 USUAL = 3  # times the mean number of examples of a person, below which nobody is
 
 
@@ -156,10 +157,12 @@ def people_of(what: str, keys: Sequence[str]) -> tuple[Ints, tuple[Finding, ...]
             f"{what}: {len(several)} people are written in several ways and are one each, such as {first_of(several)}"
         )
         findings.append(Finding("spellings", WARNING, text))
-    near = dict[str, list[str]]()
+    near, long = dict[str, list[str]](), {name for name in spelt if len(name) >= LONG}
     for name in sorted(spelt):
-        words = re.sub(r"[^\w.]+|_", " ", name)
-        near.setdefault(re.sub(r"(?<![\d.])0+(?=\d)", "", words), []).append(name)
+        # long names are compared without marks too, but with one that has none: 1-12 and 11-2 are different people
+        whole = re.sub(r"[^\w.]+|_", "", name)
+        words = re.sub(r"[^\w.]+|_|(?<=\d)(?=[^\W\d_])|(?<=[^\W\d_])(?=\d)", " ", whole if whole in long else name)
+        near.setdefault(re.sub(r"(?<![\d.])0+(?=\d)", "", re.sub(r"(?<=\d)\.0+$", "", words)), []).append(name)
     if alike := [ways for ways in near.values() if len(ways) > 1]:
         text = f"{what}: {len(alike)} people may be written in several ways, such as {first_of(map(repr, alike[0]))}"
         findings.append(Finding("spellings", ERROR, text, "write each in one way; accepted, they are different people"))

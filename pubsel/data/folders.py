@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pubsel.data.convert import Shape
-from pubsel.data.delimited import HEAD_LINES
+from pubsel.data.delimited import HEAD_LINES, rows_of
 from pubsel.data.examples import MANY, NOT_KNOWN, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.images import MOST, SUFFIXES, alike, dicom_tag, is_dicom, unread
@@ -154,17 +154,33 @@ def _lost(folder: Path, train: Path, classes: Sequence[str]) -> tuple[Finding, .
     """Return the findings on folders without an image that is read, whose class would be missing, on hidden folders,
     and on a table next to images without classes."""
     findings = [*lost_classes(folder, train, classes, "images")]
-    tables = [path.name for path in train.iterdir() if path.suffix.lower() in TABLES]
+    tables = [path for path in train.iterdir() if path.suffix.lower() in TABLES]
     if tables and len(classes) < 2:
-        text = f"{folder.name}: {tables[0]} is next to images without classes"
-        remedy = f"if it has their labels, give {train / tables[0]}"
+        text = f"{folder.name}: {tables[0].name} is next to images without classes"
+        remedy = f"if it has their labels, give {tables[0]}"
         findings.append(Finding("table", WARNING, text, remedy))
+    for table in [path for path in tables if _labels_folders(path, classes)]:
+        text = f"{folder.name}: {table.name} has a label for each class folder ({first_of(classes)})"
+        findings.append(Finding("labels", ERROR, text, "make these <class>/<person>/* by it, and set unit=folder"))
     others = sorted(path for path in train.iterdir() if path.is_dir() and hidden(path.name))
     concealed = [path.name for path in others if any(_images_below(path))]
     if concealed:
         text = f"{folder.name}: hidden folders are no classes and are not read: {first_of(concealed, NAMED)}"
         findings.append(Finding("hidden", NOTE, text))
     return tuple(findings)
+
+
+def _labels_folders(table: Path, classes: Sequence[str]) -> bool:
+    """Return whether a table names nine tenths of the class folders in one column, and has at most half as many labels
+    in another."""
+    try:
+        rows = rows_of(table, (), ",;\t", most=MANY * len(classes) + 1)
+    except UserError:  # no table of text, or none that is read
+        return False
+    values = {column: {folded(row[column]) for row in rows} for column in rows[0]}
+    named = [column for column in values if len(values[column] & {*map(folded, classes)}) >= MOST * len(classes)]
+    labels = [column for column in values if words_in(column) & {"label", "class", "target", "diagnosis", "category"}]
+    return bool(named) and any(2 * len(values[column]) <= len(classes) for column in labels)
 
 
 def lost_classes(folder: Path, train: Path, classes: Sequence[str], what: str) -> tuple[Finding, ...]:
