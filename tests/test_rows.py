@@ -383,6 +383,45 @@ def test_codes_of_missing_numbers_stop_a_command(code, tmp_path):
         assert texts == [f"a.npz: columns have a number far from their others: 1 ({code:g})"]
 
 
+@pytest.mark.parametrize(
+    ("codes", "scale", "named"),
+    [
+        ((97, 98, 99), 11, "97 98 99"),
+        ((98, 99), 11, "98 99"),
+        ((998, 999), 90, "998 999"),
+        ((-9, -8, -1), 11, "-9 -8 -1"),
+        ((-999, -998), 90, "-999 -998"),
+        ((-99, -98), 11, "-99 -98"),
+        ((-1,), 11, ""),
+        ((97, 98, 99), 96, ""),
+        ((7, 8, 9), 7, ""),
+    ],
+)
+def test_no_code_of_missing_numbers_hides_another(codes, scale, named, tmp_path):
+    score = np.arange(1000) % scale
+    for i, code in enumerate(codes):
+        score[i::33] = code
+    np.savez(tmp_path / "a.npz", x=score[:, None], y=np.arange(1000) % 2)
+    findings = vectors.read_rows(tmp_path / "a.npz", None, Read()).findings
+    texts = [f.text for f in findings if f.name == "missing"]
+    coded = ", ".join(f"0 ({code})" for code in named.split())
+    assert texts == [f"a.npz: columns have a number far from their others: {coded}"] * (named != "")
+
+
+def test_codes_of_missing_numbers_are_noticed_outside_of_bounds(tmp_path):
+    frame = people(1000).assign(age=np.where(np.arange(1000) % 10 < 3, -999, np.arange(1000) % 90))
+    (tmp_path / "b.json").write_text('{"age": [0, 120]}')
+    np.savez(tmp_path / "a.npz", x=frame[["age"]], y=np.arange(1000) % 2)
+    for path, bounds, column in (
+        (table(tmp_path / "t.csv", frame), str(tmp_path / "b.json"), "age"),
+        (str(tmp_path / "a.npz"), [0, 120], "0"),
+    ):
+        found = {f.name: f for f in read(path, bounds=bounds).findings}
+        assert found["missing"].text.endswith(f"columns have a number far from their others: {column} (-999)")
+        assert (found["missing"].severity, found["outside"].severity) == ("error", "warning")
+    assert "missing" not in {f.name for f in read(str(tmp_path / "a.npz"), bounds=[-1000, 120]).findings}
+
+
 def test_a_column_that_is_the_label_by_another_name_is_named(tmp_path):
     frame = people(200)
     code = pd.factorize(frame["label"])[0]
@@ -779,7 +818,11 @@ def test_rows_that_are_repeated_are_warned_of_and_those_of_few_values_are_not(tm
     assert severity == "warning"
     assert text.startswith(f"800 {'texts' if kind == 'texts' else 'rows'} are 200 different ones: each copy counts")
     assert warned(pd.concat([known] * 4), "who") == []
-    assert warned(pd.concat([known, known[:60]])) == []
+    assert warned(pd.concat([known, known[:5]])) == []
+    for i in range(0 if kind == "texts" else 4):
+        known[f"more{i}"] = draw.randn(200)
+    rare = known.assign(label=["yes"] * 20 + ["no"] * 180)
+    assert len(warned(pd.concat([rare, rare[:20].sample(160, replace=True, random_state=0)]))) == 1
     assert warned(few.assign(label=["yes", "no"] * 400, who=np.arange(800))) == []
 
 
@@ -1150,15 +1193,20 @@ def test_words_and_bounds_that_fit_few_values_stop_before_anything_is_spent(tmp_
         ("sex", ["x"] * 5 + ["M "] * 55, ""),
         ("sex", [""] * 30 + ["f"] * 30, ""),
         ("age", [130.0] * 31 + [4.0] * 29, "31 of 60 values in column age are not in 0 to 120, such as 130.0"),
-        ("age", [130.0] * 30 + [4.0] * 30, ""),
+        ("age", [130.0] * 7 + [4.0] * 53, "7 of 60 values in column age are not in 0 to 120, such as 130.0"),
+        ("age", [130.0] * 5 + [4.0] * 55, ""),
     ):
         path = table(tmp_path / "t.csv", frame.assign(**{column: values}))
         (tmp_path / "b.json").write_text(json.dumps(bounds))
         found = [f for f in read(path, bounds=str(tmp_path / "b.json")).findings if f.name == "outside"]
-        assert [(f.severity, f.text) for f in found] == ([("error", f"t.csv: {why}")] if why else [])
+        severity = "warning" if why.startswith("7 ") else "error"
+        assert [(f.severity, f.text) for f in found] == ([(severity, f"t.csv: {why}")] if why else [])
     np.savez(tmp_path / "a.npz", x=[[50.0, 0.5]] * 60, y=[0, 1] * 30)
     (found,) = read(str(tmp_path / "a.npz"), bounds=[0, 1]).findings
     assert found.text == "a.npz: 1 of 2 columns have most of their numbers outside of 0 to 1"
+    np.savez(tmp_path / "a.npz", x=[[50.0, 0.5]] * 7 + [[0.3, 0.5]] * 53, y=[0, 1] * 30)
+    (found,) = read(str(tmp_path / "a.npz"), bounds=[0, 1]).findings
+    assert (found.severity, found.text.partition(" have ")[2][:15]) == ("warning", "a tenth or more")
 
 
 def test_new_words_are_named_and_a_column_without_one_that_fits_is_refused(capsys):
@@ -1315,6 +1363,12 @@ def test_rows_of_the_test_part_that_are_training_rows_are_warned_of(tmp_path):
     path = table(tmp_path / "t.csv", pd.concat([frame, frame[:40].assign(split="test")]))
     found = [f.text for f in load(Pair(path, None, 1), "", False).findings if f.name == "both_sides"]
     assert found == [f"{path}: 40 of 40 test rows are training rows too"]
+    more = np.random.RandomState(0).randn(222, 4)
+    frame = people(222).assign(split=["train"] * 200 + ["test"] * 22, **{f"more{i}": more[:, i] for i in range(4)})
+    some = pd.concat([frame, frame[:18].assign(split="test")])
+    path = table(tmp_path / "s.csv", some)
+    found = [f.text for f in load(Pair(path, None, 1), "", False).findings if f.name in ("copies", "both_sides")]
+    assert found == [f"{path}: 18 of 40 test rows are training rows too"]
 
 
 def test_labels_that_mean_the_same_are_not_two_classes(tmp_path):

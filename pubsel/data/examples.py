@@ -51,6 +51,7 @@ LARGE = 0.1  # share of all examples above which one person is doubtful
 REPEATED = 0.1  # share of public rows that equal another one, above which rows may be equal by chance
 COLUMNS = 64  # of rows, by which chance is estimated
 CHANCE = 0.01  # rows that equal another one by chance
+COPIED = 0.05  # share of rows or texts with copies, up to which nothing is said of them
 WORDY = 50  # different triples of characters in a text, as of ten words
 LONG = 7  # characters of a name
 USUAL = 3  # times the mean number of examples of a person, below which nobody is
@@ -252,24 +253,35 @@ def without_copies(table: Examples, parts: Sequence[Split] = ()) -> tuple[Exampl
 
 
 def _repeated(table: Examples, parts: Sequence[Split]) -> Iterator[Finding]:
-    """Yield the finding on rows or texts most of which equal another with their label, or most of whose test part equal
-    training ones. It may be by chance if texts are short, or if rows with these values in each column would often be
-    equal were the columns independent."""
+    """Yield the finding on rows or texts of which a twentieth or more equal another of their part with their label, or
+    of whose test part a twentieth equal training ones, but for the most frequent one, which may be without any value.
+    It may be by chance if these texts are short, or if rows with these values in each column would often be equal were
+    the columns independent; if it is less than half, only those of many values, half of which follow from the others.
+    """
     import pandas as pd
 
     real = ~(table.test & table.untested)
     frame = pd.DataFrame({"content": table.content.own, "label": _label_numbers(table.y)})[real]
     n, different, test = len(frame), len(frame.drop_duplicates()), table.test[real]
-    each, often = pd.MultiIndex.from_frame(frame), 2 * frame.duplicated(keep=False).sum() > n
-    trained = int(each[test].isin(each[~test]).sum())
-    if (not often and 2 * trained <= test.sum()) or different <= MANY:
+    if different <= MANY:
         return
+    each, copied = pd.MultiIndex.from_frame(frame), frame.assign(test=test).duplicated(keep=False).to_numpy()
+    again = test & each.isin(each[~test])
+    counted = (frame["content"] != frame["content"].mode()[0]).to_numpy()
+    share, of_test = (copied & counted).mean(), (again & counted).sum() / max(1, test.sum())
+    most = 2 * max(share, of_test) > 1
+    if max(share, of_test) <= COPIED:
+        return
+    rows_of = [part.x.count_nonzero(1)[:, None] if table.kind == "texts" else part.x for part in parts]
+    some = torch.cat([x[:, :: max(1, x.shape[1] // COLUMNS)] for x in rows_of])[torch.from_numpy(real)]
     if table.kind == "texts":
-        by_chance = float(torch.cat([part.x.count_nonzero(1) for part in parts]).median()) < WORDY
+        by_chance = float(some[torch.from_numpy((copied | again) & counted)].median()) < WORDY
     else:
-        some = torch.cat([part.x[:, :: max(1, part.x.shape[1] // COLUMNS)] for part in parts])[torch.from_numpy(real)]
-        shares = (column.unique(return_counts=True)[1] / n for column in some.nan_to_num().T)
-        by_chance = n * math.prod(float((share**2).sum()) for share in shares) > CHANCE
+        some = some if most else some[torch.from_numpy(~frame["content"].duplicated().to_numpy())]
+        counts = [column.unique(return_counts=True)[1] for column in some.nan_to_num().T]
+        shares = (float(((count / len(some)) ** 2).sum()) for count in counts if most or len(count) > MANY)
+        by_chance = len(some) * math.prod(shares) ** (1 if most else 0.5) > CHANCE
+    often, trained = share > (0.5 if most else COPIED), int(again.sum())
     if by_chance:
         return
     if not often:

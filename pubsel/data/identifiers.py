@@ -151,8 +151,8 @@ def left_out(
         by_name = PERSON.fullmatch(plain_id(people[0]))
         text = f"{name}: {what} {people[0]} {'names' if by_name else 'may name'} people, and is left out"
         findings.append(Finding("ids", ERROR, text, f"set unit={people[0]}, or a row is protected, not a person"))
-    some = {column: values for column, values in others.items() if unit is None and column not in numbered}
-    if few := [c for c, values in some.items() if OF_IDS.fullmatch(plain_id(c)) and _repeats(_ids(values), FEW_IDS)]:
+    kept = {column: values for column, values in others.items() if unit is None and column not in numbered}
+    if few := [c for c, values in kept.items() if OF_IDS.fullmatch(plain_id(c)) and _repeats(_ids(values), FEW_IDS)]:
         text = f"{name}: {what}s may say whose each row is, by their names: {first_of(few, 4)}"
         remedy = f"if they do, set unit={few[0]}, or a row is protected, not a person"
         findings.append(Finding("ids", WARNING, text, remedy))

@@ -18,6 +18,7 @@ LARGEST, TINY = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny
 OFTEN = 1 - MOST  # share of the rows in which a number is missing, from which that is a column too
 # often written for a missing number: 9, 99, 77, 777, -999
 CODES = [sign * int(digit * n) for digit in "789" for n in range(1 + (digit < "9"), 10) for sign in (1, -1)]
+NEAR = [sign * (10**n - i) for n in range(1, 10) for i in (2, 3, 4) for sign in (1, -1)]  # 98, 97 and 96 of 99
 
 
 def suspicious(
@@ -29,10 +30,7 @@ def suspicious(
     import pandas as pd
 
     of_columns = dict(columns)
-    coded = [f"{column} ({code:g})" for column, each in of_columns.items() for code in codes_of_missing(each)]
-    text = f"{name}: columns have a number far from their others"
-    remedy = "leave a field empty where a number is missing; accepted, these are numbers"
-    findings = on_columns("missing", ERROR, text, coded, remedy)
+    findings = about_codes(name, of_columns)
 
     equal = [column for column, each in of_columns.items() if is_rounded(each)]
     text = f"{name}: numbers in some columns are so close for their size that most are equal in float32"
@@ -60,20 +58,41 @@ def suspicious(
     return findings + on_columns("columns", WARNING, text, same, remedy)
 
 
+def about_codes(
+    name: str, columns: Mapping[str, np.ndarray], bounds: Mapping[str, tuple[float, float]] | None = None
+) -> list[Finding]:
+    """Return the finding on columns of numbers, each float64 [n], in which some are codes of missing values. bounds: of
+    some columns, within which there are no codes."""
+    within = bounds or {}
+    coded = [
+        f"{column} ({code:g})"
+        for column, each in columns.items()
+        for code in codes_of_missing(each)
+        if column not in within or not within[column][0] <= code <= within[column][1]
+    ]
+    text = f"{name}: columns have a number far from their others"
+    remedy = "leave a field empty where a number is missing; accepted, these are numbers"
+    return on_columns("missing", ERROR, text, coded, remedy)
+
+
 def codes_of_missing(numbers: np.ndarray) -> list[float]:
-    """Return the numbers of nines alone, such as -999, or of two or more sevens or eights, which a hundredth of a
-    column's numbers [n] or more are, and which are further from the others than these, but for a hundredth at each end,
-    are from each other."""
+    """Return the numbers of nines alone, such as -999, or near them, or of two or more sevens or eights, which a
+    hundredth of a column's numbers [n] or more are, and which are further from the others than these, but for a
+    hundredth at each end, are from each other, or which alone are negative."""
     known = numbers[np.isfinite(numbers)]
     if not {known.min(initial=0), known.max(initial=0)} & {*CODES}:  # neither end is one
         return []
-    codes, counts = np.unique(known[np.isin(known, CODES)], return_counts=True)
-    others = known[~np.isin(known, CODES)]
+    coded, near = np.isin(known, CODES), np.isin(known, [*CODES, *NEAR])
+    near |= (known == -1) & bool((known[coded] < 0).any())
+    coded = near if 2 * near.sum() <= len(known) else coded  # most may be of another scale, as of 94 to 99
+    codes, counts = np.unique(known[coded], return_counts=True)
+    others = known[~coded]
     if not len(others):
         return []
     low, high = np.quantile(others, [RARE, 1 - RARE])
-    far = (np.maximum(low - codes, codes - high) > high - low) & (low < high)
-    return [float(code) for code in codes[far & (counts >= RARE * len(known))]]
+    far = np.maximum(low - codes, codes - high) > high - low
+    far |= (codes < 0) & (low >= 0)
+    return [float(code) for code in codes[far & (low < high) & (counts >= RARE * len(known))]]
 
 
 def is_rounded(numbers: np.ndarray) -> bool:

@@ -26,7 +26,7 @@ from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of, on_col
 from pubsel.data.folders import TEST_FRACTION
 from pubsel.data.identifiers import COUNTERS, left_out, may_be_ids, plain_id
 from pubsel.data.images import MOST
-from pubsel.data.misread import LARGEST, OFTEN, codes_of_missing, suspicious
+from pubsel.data.misread import LARGEST, OFTEN, about_codes, codes_of_missing, suspicious
 from pubsel.data.overlap import Digest, digests, remember
 from pubsel.data.prepared import (
     arrays_called,
@@ -56,7 +56,7 @@ MARKED = (
     r"\s*[<>\u2264\u2265~=$\u20ac\u00a3+-]*\s*\d[\d.,]*\s*[^\d\s]*\s*"  # a number with a unit, or with a sign before it
 )
 POINTS = "write points, as pandas.read_csv(FILE, sep=';', decimal=',').to_csv(FILE, index=False) does"
-OUTSIDE = "correct bounds=; accepted, other words are none, and other numbers the nearest bound"
+OUTSIDE = "correct bounds=; otherwise, other words are none, and other numbers the nearest bound"
 HALF = 0.5  # of the numbers of a column: if more are outside of its bounds, these are of another column or scale
 
 
@@ -350,9 +350,15 @@ def _with_scale(path: Path, rows: Vectors, read: Read) -> Vectors:
         least, most = read.bounds
         outside = sum(((part < least) | (part > most)).sum(0) for part in in_parts(rows.x, BLOCK))
         assert isinstance(outside, Tensor)
-        if wrong := int((outside > HALF * n).sum()):
-            text = f"{path.name}: {wrong} of {d} columns have most of their numbers outside of {least:g} to {most:g}"
-            rows = rows._replace(findings=(*rows.findings, Finding("outside", ERROR, text, OUTSIDE)))
+        sample = dict(zip(map(str, range(d)), rows.x[:: max(1, n // BLOCK)].double().numpy().T, strict=True))
+        findings = about_codes(path.name, sample, dict.fromkeys(sample, (least, most)))
+        share, what, severity = HALF, "most", ERROR
+        if not (outside > share * n).any():
+            share, what, severity = OFTEN, "a tenth or more", WARNING
+        if wrong := int((outside > share * n).sum()):
+            text = f"{path.name}: {wrong} of {d} columns have {what} of their numbers outside of {least:g} to {most:g}"
+            findings.append(Finding("outside", severity, text, OUTSIDE))
+        rows = rows._replace(findings=(*rows.findings, *findings))
         columns = tuple(Field(str(i), least=least, most=most) for i in range(d))
         scaled = (((x - least) / ((most - least) / 2) - 1).clamp(-1, 1).nan_to_num(0.0).float() for x in parts())
         return rows._replace(x=gathered(scaled, n), columns=columns, raw=0, as_read=as_read())
@@ -397,6 +403,8 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
         unbounded = ((column.name, numbers_of(frame[column.name])) for column in columns if column.raw)
         bounded = {column.name: frame[column.name].map(_as_word).factorize()[0] for column in columns if not column.raw}
         findings += [*more, *suspicious(table.name, unbounded, answers.y, bounded)]
+        limits = {c.name: (c.least, c.most) for c in columns if c.least is not None and c.most is not None}
+        findings += about_codes(table.name, {name: numbers_of(frame[name]) for name in limits}, limits)
     if text := not_numbers(frame, columns):
         findings.append(Finding("missing", ERROR, f"{table.name}: {text}", "correct them; accepted, they are missing"))
     for name in frame:
@@ -405,9 +413,10 @@ def _of_table(table: Path, unit: str | None, read: Read, like: Sequence[Field], 
             text = f"{table.name}: column {name} has names of images, and the other columns are read"
             findings.append(Finding("columns", ERROR, text, f"set path={name}"))
     findings += [
-        Finding("outside", ERROR, f"{table.name}: {column.text}", OUTSIDE)
+        Finding("outside", severity, f"{table.name}: {column.text}", OUTSIDE)
         for column in outside_of(frame, columns)
-        if column.other > (OFTEN if column.of_words else HALF) * column.known
+        if column.other > OFTEN * column.known
+        for severity in [ERROR if column.of_words or column.other > HALF * column.known else WARNING]
     ]
     x = as_rows(frame, columns)
 
