@@ -19,7 +19,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from sklearn.datasets import load_digits
 
-from pubsel import fit, rank
+from pubsel import fit, rank, train
 from pubsel.cli import main
 from pubsel.commands.predict import batches
 from pubsel.data import examples, findings, load, open_dataset, tables
@@ -27,7 +27,7 @@ from pubsel.data.given import Takes, as_input, at_path, given
 from pubsel.data.texts import TextInput
 from pubsel.data.vectors import Field
 from pubsel.messages import UsageError, UserError
-from pubsel.release.classifier import Classifier
+from pubsel.release.classifier import Classifier, read_facts, takes_of
 from pubsel.settings.keys import Convert, Fold, Overlap, Pair, Read
 from tests.made import write_csv, write_npz
 
@@ -1329,6 +1329,57 @@ def test_predictions_of_narrow_images_without_bits_are_warned_of(tmp_path, capsy
     text = "warning: 20 of 20 16-bit images use less than a sixteenth of the range, and this model was trained without"
     assert capsys.readouterr().err.count(text) == warned
     assert len(capsys.readouterr().err.splitlines()) <= warned
+
+
+@pytest.mark.parametrize(
+    ("columns", "read"),
+    [
+        (["mask", "depth", "image"], "image"),
+        (["thumbnail", "Image", "crop"], "Image"),
+        (["scan"], "scan"),
+        (["mask", "scan"], None),
+    ],
+)
+def test_of_several_columns_of_images_the_usual_one_is_read(tmp_path, columns, read):
+    pytest.importorskip("pyarrow")
+    cells = [path.read_bytes() for path in sorted(folder(tmp_path / "files", n=60).rglob("*.png"))]
+    path = tmp_path / "a.parquet"
+    pd.DataFrame({**dict.fromkeys(columns, cells), "label": [*"ab"] * 30}).to_parquet(path)
+    if read is None:
+        refused(r"no column path: it has mask, scan: several have images: give pair.read.path=COLUMN", path)
+    key = {} if read else {"path": "mask"}
+    assert open_dataset(str(path), "", False, read=Read(**key)).image_column == (read or "mask")
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_new_images_are_of_the_column_that_the_model_was_trained_on(tmp_path, kind, monkeypatch):
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    names = ["image", "crop", "path", "img"]
+    for i in range(64):
+        picture(i).save(tmp_path / f"{i}.png")
+
+    def written(*columns):
+        files = {column: [tmp_path / f"{names.index(column) + i}.png" for i in range(60)] for column in columns}
+        cells = {column: [f.name if kind == "csv" else f.read_bytes() for f in files[column]] for column in columns}
+        frame, path = pd.DataFrame({**cells, "label": [*"ab"] * 30}), tmp_path / f"{'_'.join(columns)}.{kind}"
+        (frame.to_csv if kind == "csv" else frame.to_parquet)(path, index=False)
+        return str(path)
+
+    def read(path, **changes):
+        _, raw = next(at_path(path, takes_of(facts | changes)).each())
+        digits = [as_input(picture(i), (1, 8, 8)) for i in range(4)]
+        return next(name for name, digit in zip(names, digits, strict=True) if as_input(raw, (1, 8, 8)).equal(digit))
+
+    path = written("image", "crop")
+    words = "model=linear algorithm=non_private pair.public=null distance=none training.epochs=1 training.batch_size=9"
+    model = train(f"pair.private={path}", "pair.read.path=crop", "pair.read.size=8", *words.split())
+    facts = read_facts(model.folder / "model.json")
+    assert facts["image_column"] == read(path) == "crop"
+    assert read(path, image_column=None) == "image"  # of an earlier version
+    assert read(written("img")) == "img"
+    with pytest.raises(UserError, match="no column crop, which this model was trained on, and img, path may"):
+        read(written("img", "path"))
 
 
 def test_two_columns_of_one_name_are_no_choice(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -25,9 +26,9 @@ from pubsel.data.splits import Listing, Unread, Unreadable
 from pubsel.messages import UserError
 from pubsel.papers import join
 from pubsel.settings.datasets import decoded_folder
-from pubsel.settings.keys import Backbone, Convert, Metric, Pair
+from pubsel.settings.keys import Backbone, Convert, Metric, Pair, Read
 from tests.forked import heard
-from tests.made import not_loaded, not_opened, picture
+from tests.made import grey_values, not_loaded, not_opened, picture
 
 RUN = """
 model=linear algorithm=non_private pair.public=null distance=none training.epochs=20
@@ -370,6 +371,22 @@ def test_labels_and_splits_that_change_are_noticed(tmp_path: Path) -> None:
     assert int(second.train.y.sum()) == int(first.train.y.sum()) + 1
     path.write_text(path.read_text().replace("secret02.png,cat,train", "secret02.png,cat,test"))
     assert len(data.open_dataset(str(path), root, False).test.x) == len(first.test.x) + 1
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_another_column_or_other_rows_of_one_table_are_read_anew(tmp_path: Path, keep: bool) -> None:
+    """Though the file, the labels and the sides are the same."""
+    pytest.importorskip("pyarrow")
+    columns: dict[str, list[Any]] = {"A": ["", *"01" * 6], "B": ["0", "", *"10" * 5, "1"], "mask": [], "image": []}
+    for i in range(13):
+        for name, grey in (("mask", 10 * i), ("image", 10 * i + 130)):
+            picture(tmp_path / "one.png", grey, (8, 8), "L")
+            columns[name].append((tmp_path / "one.png").read_bytes())
+    pd.DataFrame(columns).to_parquet(tmp_path / "a.parquet")
+    for path, label, greys in (("mask", "A", {10, 120}), ("image", "A", {140, 250}), ("image", "B", {130, 150})):
+        read = Read(path=path, label=label)
+        source = data.open_dataset(str(tmp_path / "a.parquet"), str(tmp_path / "root"), False, keep=keep, read=read)
+        assert greys <= {*grey_values(source.train), *grey_values(source.test)}
 
 
 def test_a_damaged_image_is_named_and_nothing_is_kept(tmp_path: Path) -> None:

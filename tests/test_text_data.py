@@ -15,7 +15,7 @@ from pubsel import data
 from pubsel.cli import main
 from pubsel.data import load, open_dataset, texts
 from pubsel.data.features import of_source
-from pubsel.data.texts import FEATURES, column_of_texts, hashed
+from pubsel.data.texts import FEATURES, TextInput, column_of_texts, hashed
 from pubsel.messages import UsageError, UserError
 from pubsel.models import text_encoder
 from pubsel.release.classifier import Classifier
@@ -281,6 +281,15 @@ def test_a_release_classifies_new_texts_however_they_are_given(release, monkeypa
     assert "answers.csv: 101 texts, 3 classes" in out
     assert list(pd.read_csv("answers.csv")["class"]) == [*answers, answers[0]]
     assert model.predict([None, "court"]).files == ["0", "1"]
+
+
+def test_new_texts_are_of_the_column_that_the_model_was_trained_on():
+    takes, new = TextInput("note", 8), pd.DataFrame({"title": ["t"], "abstract": ["a"], "note": ["n"]})
+    assert texts.new_texts("", new, takes) == [("", "n")]
+    with pytest.raises(UserError, match="no column note, which this model was trained on, and abstract, title may be"):
+        texts.new_texts("", new[["title", "abstract"]], takes)
+    assert texts.new_texts("", new[["title", "abstract"]], TextInput(None, 8)) == [("", "a")]
+    assert texts.new_texts("", new[["abstract"]], takes) == [("", "a")]
 
 
 def test_a_release_of_texts_says_that_it_is(release):

@@ -87,6 +87,7 @@ class Task(NamedTuple):
     untested: bool = False  # the test part is made up
     preconditioner: Tensor | None = None  # for a linear classifier, by a release before it (`Frozen.preconditioner`)
     class_weights: Tensor | None = None  # the same (`Frozen.class_weights`)
+    image_column: str | None = None  # of a table, that has or names the images
 
     @property
     def form(self) -> str:
@@ -228,6 +229,7 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
         stages=source.stages,
         text=opened.text,
         untested=source.untested,
+        image_column=source.image_column,
     )
 
 

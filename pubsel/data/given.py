@@ -34,11 +34,12 @@ class Given(NamedTuple):
 
 class Takes(NamedTuple):
     """The kind of input that a model takes. columns: of a table, in order; empty: features, or images. text:
-    of a model of texts."""
+    of a model of texts; image_column: of a table, that the images were of."""
 
     rows: bool = False
     columns: tuple[Field, ...] = ()
     text: TextInput | None = None
+    image_column: str | None = None
 
 
 IMAGES = Takes()
@@ -126,9 +127,10 @@ def at_path(name: str | Path, takes: Takes = IMAGES) -> Given:
         return Given(len(files), lambda: ((str(file), file) for file in files), lambda: files)
     if tables.is_table(path):
         rows = tables.rows_in(path)
-        inside = next(iter(tables.images_inside(path)), None)
-        remedy = "name the column of files path"
-        column = tables.column_of(path, list(rows[0]), "path", tables.PATHS, inside, remedy)
+        columns, inside = list(rows[0]), tables.images_inside(path)
+        usual = inside or [column for column in columns if tables.plain_name(column) in tables.PATHS]
+        column = tables.trained_column(str(name), columns, takes.image_column, usual)
+        column = tables.image_column(path, columns, column, "name the column of files path")
         listed = [*zip((row[column] for row in rows), tables.images_at(path, rows, column), strict=True)]
         files = [file for _, file in listed if isinstance(file, Path)]
         return Given(len(rows), lambda: iter(listed), lambda: (path, *files))

@@ -39,6 +39,7 @@ class Source(NamedTuple):
     texts: Texts | None = None  # that x are the hashed words of
     untested: bool = False  # the test part is made up
     as_read: Digest | None = None  # `Vectors.as_read`, in any order
+    image_column: str | None = None  # of a table, that has or names its images
 
     @property
     def kind(self) -> str:

@@ -174,7 +174,8 @@ def _listed(path: Path, unit: str | None, read: Read) -> Listed:
 def _of_listed(name: str, listed: Listed, folder: Path, keep: bool, read: Read) -> Source:
     """Return the source of images that are decoded, or were kept in `folder`."""
     parts, findings, kept = decoded.open_decoded(name, listed, folder, keep, read)
-    return _of_user(parts, listed.classes)._replace(kept=kept, findings=findings)
+    source = _of_user(parts, listed.classes)
+    return source._replace(kept=kept, findings=findings, image_column=listed.image_column)
 
 
 def _of_user(parts: Parts, classes: int) -> Source:

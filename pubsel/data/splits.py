@@ -84,7 +84,7 @@ class Listed(NamedTuple):
     y: Tensor  # as in Split
     test: np.ndarray | None  # bool [n], the examples of the test part; None: a fifth of the units is drawn
     classes: int
-    files: tuple[str, ...]  # a stamp of each file: another one if it changes
+    files: tuple[str, ...]  # a stamp of each file, and what is read of it: another one if it changes
     images: Callable[[], Images]
     names: tuple[str, ...] = ()  # of the n files, as the user knows them; empty: images are no files of their own
     notes: tuple[str, ...] = ()
@@ -92,6 +92,7 @@ class Listed(NamedTuple):
     shuffle: bool = False  # whether both parts are shuffled, or only one that is sorted by class
     people: np.ndarray | None = None  # int64 [n], who each example is of (examples.unit_of), if that was requested
     findings: tuple[Finding, ...] = ()
+    image_column: str | None = None  # of a table, that has or names its images
 
 
 Examples = TypeVar("Examples", Split, Unread)

@@ -76,7 +76,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     rows = rows_in(table)
     columns = list(rows[0])
     inside = images_inside(table)
-    path = column_of(table, columns, "path", PATHS, read.path or next(iter(inside), None))
+    path = image_column(table, columns, read.path)
     rows, label, several, about_several = _label_of(table, rows, read.label, {path, unit, read.split})
     if unit in (path, label):
         raise UsageError(f"unit={unit}: name the column of {table.name} that says who an image is of")
@@ -108,9 +108,9 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
     if answers.names != tuple(map(str, range(classes))):
         notes = (f"{table.name}: labels {', '.join(answers.names[:10])} numbered from 0 in this order",)
 
-    paths = images_at(table, rows, path)
+    paths, of_images = images_at(table, rows, path), tuple(row[path] for row in rows)
     remedy = "add a column of them, and set unit=COLUMN"
-    findings += [] if unit else about_patients(table.name, paths, [row[path] for row in rows], classes, remedy)
+    findings += [] if unit else about_patients(table.name, paths, of_images, classes, remedy)
     files = [file for file in paths if isinstance(file, Path)]
     if files and not any(map(os.path.exists, files)):
         remedy = f"write whole names, such as a/1.png for {table.parent / 'a' / '1.png'}, or give another path=COLUMN"
@@ -119,13 +119,14 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
         y=answers.y,
         test=answers.test,
         classes=classes,
-        files=tuple(map(stamp, arrow.arrow_files(table) if path in inside else files)),
+        files=(*map(stamp, arrow.arrow_files(table)), path, *of_images) if path in inside else tuple(map(stamp, files)),
         images=lambda: alike(table, paths, read),
-        names=tuple(row[path] for row in rows),
+        names=of_images,
         notes=notes,
         class_names=answers.names,
         people=answers.people,
         findings=(*findings, *answers.findings),
+        image_column=None if path == memory.PATH else path,
     )
 
 
@@ -311,6 +312,24 @@ def _text(value: object) -> str:
 def images_inside(table: Path) -> list[str]:
     """Return the columns of a table that have images inside of it."""
     return arrow.image_columns(table) if of_arrow(table) else []
+
+
+def image_column(table: Path, columns: Sequence[str], name: str | None, remedy: str | None = None) -> str:
+    """Return the column of images: the one that is called `name`, or the only one of images inside of the table, or the
+    one with a usual name. remedy: as in `column_of`, which this raises the errors of."""
+    inside = images_inside(table)
+    if name is None and len(inside) > 1:
+        return column_of(table, inside, "path", PATHS, None, remedy or "several have images: give path=COLUMN")
+    return column_of(table, columns, "path", PATHS, name or next(iter(inside), None), remedy)
+
+
+def trained_column(name: str, columns: Collection[str], trained: str | None, usual: Sequence[str]) -> str | None:
+    """Return the column of new data that a model was trained on; None: a table lacks it, or nobody knows which it was.
+    usual: columns that may be read in its place. UserError if these are several. name: of the table."""
+    if trained is None or trained in columns or len(usual) < 2:
+        return trained if trained in columns else None
+    text = f"{name}: no column {trained}, which this model was trained on, and {first_of(usual, 4)} may be read"
+    raise UserError(f"{text}: call the right one {trained}")
 
 
 def images_at(table: Path, rows: Rows, column: str) -> list[Path | arrow.Inside]:

@@ -104,13 +104,18 @@ def column_of_texts(names: Sequence[str], read: Read) -> str | None:
     is none, or if the table has paths of files."""
     if read.text == "none" or read.text in names:
         return None if read.text == "none" else read.text
+    return next(iter(usual_columns(names, read)), None)
+
+
+def usual_columns(names: Sequence[str], read: Read) -> list[str]:
+    """Return the columns of a table with usual names of texts, the first of these first; none if it has paths."""
     labels = read.label if isinstance(read.label, list) else [read.label]
     known = {tables.plain_name(name): name for name in reversed(names) if name not in (*labels, read.split)}
     if any(name in known for name in tables.PATHS):
-        return None
+        return []
     others = {*known} - {*NAMES, *PERHAPS, *tables.OUTCOMES, *tables.SPLITS}
     usual = NAMES if any(not may_be_ids(name) for name in others) else (*NAMES, *PERHAPS)
-    return next((known[name] for name in usual if name in known), None)
+    return [known[name] for name in usual if name in known]
 
 
 def read_texts(path: Path, unit: str | None, read: Read, labelled: bool = True) -> LabelledTexts:
@@ -263,7 +268,8 @@ def new_texts(name: str, given: Any, takes: TextInput) -> list[tuple[str, str | 
         name = ""
     if isinstance(given, pd.DataFrame):
         given = memory.named_columns("texts", given)
-        column = column_of_texts(list(given), Read(text=takes.column))
+        usual = usual_columns(list(given), Read())
+        column = tables.trained_column(name or "texts", given.columns, takes.column, usual) or next(iter(usual), None)
         if column is None:
             raise UserError(f"{name or 'texts'}: no column {takes.column or NAMES[0]}: it has {first_of(given, 10)}")
         given = given[column]

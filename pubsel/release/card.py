@@ -171,7 +171,7 @@ def _first(record: dict[str, Any], what: str) -> str:
 def shape_of(facts: dict[str, Any]) -> str:
     """Return what is public of the shape of examples, in words."""
     if len(facts["shape"]) == 3:
-        return "their shape"
+        return "their shape" + ", and the name of their column in a table" * bool(facts.get("image_column"))
     if facts.get("text"):
         return "that they are texts, and the name of their column in a table"
     if not facts.get("columns"):

@@ -105,7 +105,8 @@ class Classifier(NamedTuple):
 def takes_of(facts: Mapping[str, Any]) -> Takes:
     """Return the kind of input that a model takes, by the facts about it."""
     text = TextInput(**facts["text"]) if facts.get("text") else None
-    return Takes(len(facts["shape"]) == 1, tuple(Field(**column) for column in facts.get("columns", ())), text)
+    columns = tuple(Field(**column) for column in facts.get("columns", ()))
+    return Takes(len(facts["shape"]) == 1, columns, text, facts.get("image_column"))
 
 
 def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
@@ -115,12 +116,13 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
     what a network on images subtracts, and divides by; backbone: the digest of the weights whose features it takes;
     frozen: what is set of the map before a linear classifier; weights: a digest; example: the logits of `_example`;
     bits: of a value in 16-bit images, if their owner gave them; columns: of a table (`vectors.Field.facts`);
-    text: of texts (`texts.TextInput`).
+    text: of texts (`texts.TextInput`); image_column: of a table that has or names the images.
     """
     frozen = getattr(whole, "frozen", None)
     mean, std = ([float(v) for v in getattr(whole, name, torch.empty(0)).flatten()] for name in ("mean", "std"))
 
     columns, text = [column.facts() for column in task.columns], task.text and task.text._asdict()
+    of_data = {"bits": task.bits, "columns": columns, "text": text, "image_column": task.image_column}
 
     # the arguments of the map that are no tensors; these are in its state
     of_map = {name: getattr(frozen, name, None) for name in inspect.signature(Frozen).parameters}
@@ -136,7 +138,7 @@ def facts_of(settings: Model, whole: nn.Module, task: Task) -> dict[str, Any]:
         "frozen": None if frozen is None else of_map,
         "weights": weights_digest(whole),
         "example": logits_of(whole, example_input(whole, {"shape": task.shape})),
-    } | {key: value for key, value in {"bits": task.bits, "columns": columns, "text": text}.items() if value}
+    } | {key: value for key, value in of_data.items() if value}
 
 
 def labels_of(task: Task) -> list[str]:
@@ -250,6 +252,7 @@ def read_facts(file: Path) -> dict[str, Any]:
         "columns": _are_columns(facts.get("columns", []), shape),
         "text": text is None
         or (isinstance(text, dict) and text.keys() == {*TextInput._fields} and text["hashed"] in (None, *shape)),
+        "image_column": isinstance(facts.get("image_column"), str | None),
         "bits": facts.get("bits") is None or (_are([facts["bits"]], int) and 8 <= facts["bits"] <= 16),
     }
     if wrong := next((key for key, fit in fits.items() if not fit), None):
