@@ -650,6 +650,29 @@ def test_people_in_an_index_are_people(kind):
         assert len(load(Pair(private=name, unit="patient", public=None), "", False).people) == 190
 
 
+@pytest.mark.parametrize("kind", ["words", "numbers", "levels", "texts"])
+def test_people_in_an_index_without_a_name_are_an_unnamed_column_as_of_a_file(kind):
+    who = [f"pat{i // 6:03}" for i in range(569)]
+    frame = pd.DataFrame(X[:, :2], columns=["a", "b"], index=who)
+    x = {
+        "words": frame,
+        "numbers": frame.set_axis(np.arange(569) // 6),
+        "levels": frame.set_axis(pd.MultiIndex.from_arrays([range(569), who])),
+        "texts": pd.Series([f"text {i}" for i in range(569)], index=who),
+    }[kind]
+    with pytest.raises(ValueError, match=f"column 'index_level_{int(kind == 'levels')}' has no name, and does not"):
+        PrivateClassifier(epsilon=1).fit(x, Y)
+    assert not [name for name in examples_in(x, Y, groups=who).frame if "level" in name]
+
+
+@pytest.mark.parametrize(
+    "rows", [range(569), [*range(300), *range(269)], np.arange(569)[::-1], pd.to_datetime([1] * 569)]
+)
+def test_an_index_that_numbers_rows_is_no_column(rows):
+    frame = pd.DataFrame(X[:, :2], columns=["a", "b"], index=rows)
+    assert list(examples_in(frame, Y).frame) == ["a", "b", LABEL]
+
+
 def test_labels_and_people_are_of_the_rows_that_their_index_names():
     """Otherwise labels, and people, would be those of other rows without a word."""
     frame = pd.DataFrame(X[:, :2], columns=["a", "b"], index=np.arange(569) + 9)

@@ -98,8 +98,9 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
         y = None
     elif y is None and hasattr(x, "__getitem__") and hasattr(x, "__len__") and not isinstance(x, pd.DataFrame):
         x, y = _of_items(x)
+    whose = groups is None  # the index may say it
     if isinstance(x, pd.DataFrame):
-        frame, images = _spread(named_columns("x", x)), None
+        frame, images = _spread(named_columns("x", x, whose)), None
         if isinstance(y, str) and y not in frame:
             raise UsageError(f"y: x has no column {y}: {first_of(frame, 10)}")
         if isinstance(y, str):
@@ -110,7 +111,7 @@ def examples_in(x: Any, y: Any = None, groups: Any = None) -> InMemory:
             frame = frame.drop(columns=of_images).join(_of_strings(strings[of_images[0]]))
     else:
         frame, images = _of_arrays(x)
-        frame = named_columns("x", frame.set_axis(x.index)) if isinstance(x, pd.Series) else frame
+        frame = named_columns("x", frame.set_axis(x.index), whose) if isinstance(x, pd.Series) else frame
     n = len(frame) if images is None else len(images)
     if not n:
         raise UsageError("x: it has no examples")
@@ -144,12 +145,22 @@ def _check_order(name: str, values: Any, x: Any) -> None:
         raise UsageError(f"{name}: its index is not that of x: {remedy}")
 
 
-def named_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+def named_columns(name: str, frame: pd.DataFrame, unnamed: bool = False) -> pd.DataFrame:
     """Return a table of pandas, whose columns, and levels of the index with a name, are columns that are called by
-    texts. UsageError, which names `name`, if two columns have one name."""
+    texts. unnamed: so are levels without a name that do not number the rows, as the first column of a file may be.
+    UsageError, which names `name`, if two columns have one name."""
+    import pandas as pd
+
     named = [
         (str(level), frame.index.get_level_values(i)) for i, level in enumerate(frame.index.names) if level is not None
     ]
+    for i in [i for i, level in enumerate(frame.index.names) if unnamed and level is None]:
+        values = frame.index.get_level_values(i)
+        if values.nunique() >= MOST * len(values):
+            continue
+        # several tables below each other may have a range each
+        if values.dtype.kind not in "iu" or pd.Series(values).diff().eq(1).mean() < MOST:
+            named.append((f"index_level_{i}", values))
     frame = frame.set_axis(list(map(str, frame.columns)), axis=1).reset_index(drop=True)
     if frame.columns.has_duplicates:
         raise UsageError(f"{name}: two columns are called {frame.columns[frame.columns.duplicated()][0]}: rename one")
