@@ -745,6 +745,33 @@ def test_a_column_that_may_be_the_split_is_no_note(tmp_path, head, value):
 
 
 @pytest.mark.attack
+@pytest.mark.parametrize(
+    ("train", "test", "mixed"),
+    [
+        ("train/{}", "test/{}", True),
+        ("/home/test/Training\\{}", "/home/test/val2017\\{}", True),
+        ("all/train_{}", "all/test_{}", True),
+        ("train/{}", "train/{}", False),
+        ("cat/{}", "test/{}", False),  # classes
+        ("train_station/{}", "test_track/{}", False),
+    ],
+)
+def test_paths_in_folders_of_parts_are_not_mixed_without_a_word(tmp_path, train, test, mixed):
+    names = [(test if i < 2 else train).format(f"{i}.png") for i in range(9)] + ["9.png"]
+    (tmp_path / names[-1]).touch()
+    frame = pd.DataFrame({"path": names, "label": [*"ab"] * 5, "of": ["test"] * 2 + ["train"] * 8})
+
+    def of_split(columns, **read):
+        frame[columns].to_csv(tmp_path / "a.csv", index=False)
+        return [f for f in tables.list_table(tmp_path / "a.csv", None, Read(**read)).findings if f.name == "split"]
+
+    assert not of_split(["path", "label", "of"])  # a column says it
+    assert not of_split(["path", "label"], split="none")
+    findings = of_split(["path", "label"])
+    assert [f.severity for f in findings] == ["error"] * mixed
+    assert all("are those of training and test images (7 and 2), which are mixed" in f.text for f in findings)
+
+
 def test_one_row_with_two_labels_changes_no_model(tmp_path):
     path = table(tmp_path / "t", lambda i: "cat|dog" if i == 5 else ("cat", "dog")[Y[i] % 2])
     refused(r"1 of 100 rows have several labels .*accept=\[conflict\]", path)
@@ -1074,6 +1101,13 @@ def test_a_public_table_is_read_by_the_columns_that_it_has(tmp_path):
     assert set(same.public.y.tolist()) == {0, 1}
     other = with_public(private, tmp_path / "c" / "a.csv", 99, **keys, accept=["split"])
     assert set(other.public.y.tolist()) == {0, 1, 2}
+
+    # which of its images are for testing makes no difference
+    folds = tmp_path / "c" / "a.csv"
+    frame = pd.read_csv(folds)
+    frame.assign(fold=np.arange(len(frame)) % 5).drop(columns="d").to_csv(folds, index=False)
+    assert with_public(private, folds, 99, **keys).public is not None
+    refused("column fold numbers parts", folds)
 
 
 @pytest.mark.parametrize("kind", ["flat", "path", "blank", "other"])

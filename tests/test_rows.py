@@ -479,7 +479,7 @@ def test_of_several_arrays_none_is_chosen_and_those_that_are_not_read_are_named(
     assert (finding.severity, finding.text) == ("note", "a.npz: arrays that are not read: labels, x_holdout")
 
 
-@pytest.mark.parametrize("name", ["split", "is_train", "test_idx", "val_mask"])
+@pytest.mark.parametrize("name", ["split", "is_train", "test_idx", "val_mask", "fold"])
 def test_an_array_that_may_be_the_split_stops_a_command(name, tmp_path):
     """Otherwise the test part of its owner would be trained on without a word."""
     for shape in ((60, 3), (60, 4, 4)):
@@ -495,6 +495,19 @@ def test_an_array_that_may_be_the_split_stops_a_command(name, tmp_path):
         parts = {"x_train": arrays["x"], "y_train": arrays["y"], "x_test": arrays["x"], "y_test": arrays["y"]}
         np.savez(tmp_path / "a.npz", **parts, **{name: arrays[name]})
         assert "split" not in {finding.name for finding in read(str(tmp_path / "a.npz")).findings}
+
+
+@pytest.mark.parametrize(("name", "parts", "refused"), [("fold", 5, True), ("K-Fold", 10, True), ("fold", 40, False)])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_numbers_of_parts_are_no_feature(name, parts, refused, suffix, tmp_path):
+    frame = pd.DataFrame({"a": np.linspace(0, 1.1, 200), name: np.arange(200) % parts, "label": np.arange(200) % 2})
+    path = tmp_path / f"a.{suffix}"
+    (frame.to_csv if suffix == "csv" else frame.to_parquet)(path, index=False)
+    findings = [f.line() for f in read(str(path)).findings if f.name == "split"]
+    assert [f"column {name} numbers parts, and none is named as the test part" in line for line in findings] == (
+        [True] * refused
+    )
+    assert len(read(str(path), split="none").columns) == 2
 
 
 @pytest.mark.parametrize(("delimiter", "suffix"), [(",", "csv"), (";", "csv"), ("\t", "tsv")])

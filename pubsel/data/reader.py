@@ -52,8 +52,9 @@ class Reader(NamedTuple):
         source = open_dataset(
             name, self.data_root, self.download, unit, self.keep, rules, self.columns, not self.public
         )
-        # nobody in public data is protected
-        about = [f for f in source.findings if not (self.public and f.name in ("ids", "nobody", "spellings", "large"))]
+        # nobody in public data is protected, and none of a public table is kept for testing
+        of_private = ("ids", "nobody", "spellings", "large", *(["split"] * tables.is_table(Path(name).expanduser())))
+        about = [f for f in source.findings if not (self.public and f.name in of_private)]
         settle(about, self.rules.accept or [])
         # no backbone would scale the images again, so their size is a decision
         sizes = next((finding for finding in source.findings if finding.name == "no_size"), None)

@@ -20,7 +20,7 @@ import torch
 
 from pubsel.data import arrow, memory
 from pubsel.data.delimited import HEAD_LINES, TableRow, check_quotes, open_text, rows_of
-from pubsel.data.examples import BLANK_WORDS, folded, people_of
+from pubsel.data.examples import BLANK_WORDS, MANY, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import (
     LIKE_TEST,
@@ -46,6 +46,7 @@ DELIMITERS = ",;\t"
 LABELS = ("label", "labels", "class", "target", "diagnosis", "category")
 OUTCOMES = (*LABELS, "y", "outcome")  # of a table of numbers
 SPLITS = ("split", "set", "subset", "partition")
+FOLDS = "fold folds kfold k_fold cv_fold fold_id".split()
 SIDES = dict.fromkeys(TRAIN, "train") | dict.fromkeys((*TEST, *VALIDATION), "test")
 SPLIT_WORDS = {*TRAIN, *LIKE_TEST}  # words in columns that may be the split
 MOST_SIDES = 6  # different values of such a column
@@ -91,6 +92,8 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
     _check_names(table, rows, path)
+    if side is None and read.split != "none" and path != memory.PATH:
+        findings += _in_parts(table.name, [row[path] for row in rows])
 
     # an example is a row; one that repeats another adds nothing
     keys = [tuple(row[column] for column in (path, label, unit, side, *several) if column) for row in rows]
@@ -411,7 +414,7 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
         return None, (Finding("split", ERROR, text, "give split=COLUMN, or split=none"),)
 
     # parts of a cross-validation are no split yet, and no label either
-    folds = [column for column in others if plain_name(column) in ("fold", "folds", "kfold")]
+    folds = [column for column in others if plain_name(column) in FOLDS and len(words[column]) <= MANY]
     if folds:
         text = f"{table.name}: column {folds[0]} numbers parts, and none is named as the test part"
         return None, (Finding("split", ERROR, text, "add a column split with train and test, or give split=none"),)
@@ -422,9 +425,9 @@ def _side(table: Path, rows: Rows, name: str | None, taken: set[str | None]) -> 
 
 
 def may_be_sides(name: str) -> bool:
-    """Return whether the name of a column or array says train or test, as is_train or test_idx."""
+    """Return whether the name of a column or array says train or test, as is_train or test_idx, or numbers parts."""
     words = words_in(name) - {"is", "in", "mask", "idx", "index", "indices"}
-    return plain_name(name) in SPLITS or (bool(words) and words <= SPLIT_WORDS)
+    return plain_name(name) in (*SPLITS, *FOLDS) or (bool(words) and words <= SPLIT_WORDS)
 
 
 def _may_be_split(column: str, values: set[str]) -> bool:
@@ -433,6 +436,19 @@ def _may_be_split(column: str, values: set[str]) -> bool:
     parts = [any(word in value for word in ("train", "test", "valid")) for value in values]
     named = may_be_sides(column)
     return len(values) <= MOST_SIDES and (named or bool(values & set(SIDES)) or (len(parts) > 1 and all(parts)))
+
+
+def _in_parts(name: str, paths: Sequence[str]) -> list[Finding]:
+    """Return the finding on files nine tenths of which are in folders called train and test, or are called so. name: of
+    their table."""
+    counts = Counter[bool]()  # of the last such name of each: whether it is of the training part
+    for path in paths:
+        words = [words_in(part) for part in reversed(re.split(r"[\\/]", os.path.splitext(path)[0]))]
+        counts.update([each <= {*TRAIN} for each in words if each and each <= SPLIT_WORDS][:1])
+    if min(counts[True], counts[False]) < 2 or counts.total() < MOST * len(paths):
+        return []
+    text = f"{name}: paths are those of training and test images ({counts[True]} and {counts[False]}), which are mixed"
+    return [Finding("split", ERROR, text, "add a column split with train and test, or give split=none")]
 
 
 def _label_of(
