@@ -296,6 +296,9 @@ def test_numbers_that_begin_with_zeros_are_ids(suffix, tmp_path):
     source = read(str(tmp_path / f"t.{suffix}"))
     assert [column.name for column in source.columns] == ["age", "income", "tiny", "region"]
     (named,) = [finding for finding in source.findings if finding.name == "ids"]
+    late = people(1400).assign(policy=[f"{1400 - i // 3:05}" if i > 1200 else str(10**4 + i // 3) for i in range(1400)])
+    getattr(late, f"to_{suffix}")(tmp_path / f"late.{suffix}", index=False)
+    assert "policy" not in [column.name for column in read(str(tmp_path / f"late.{suffix}")).columns]
     assert named.line().startswith(f"t.{suffix}: column policy may name people, and is left out: set unit=policy")
 
 
@@ -1013,6 +1016,7 @@ DATES = (
     pd.timedelta_range("1h", periods=40),
     pd.period_range("2020", periods=40, freq="Y"),
 )
+OF_ARROW = ("timestamp[ns]", "duration[ns]", "date32[day]", "time64[us]")
 OTHERS = (np.arange(40) + 1j, [np.timedelta64(i, "h") for i in range(40)])
 
 
@@ -1025,6 +1029,16 @@ def test_objects_that_are_no_numbers_are_none_and_no_names(objects, dtype):
     assert "1 columns have words: day" in finding.text
     numbers = pd.Series([1, 2.5, True, "3", "true", Decimal("0.5"), np.float32(4), np.bool_(False), None], dtype=object)
     assert vectors.numbers_of(numbers)[:-1].tolist() == [1, 2.5, 1, 3, 1, 0.5, 4, 0]
+
+
+@pytest.mark.parametrize("kind", OF_ARROW)
+def test_dates_of_arrow_in_memory_are_dates(kind):
+    pytest.importorskip("pyarrow")
+    days = pd.Series(DATES[1] if kind.startswith("duration") else DATES[0])
+    days = {"date32[day]": days.dt.date, "time64[us]": days.dt.time}.get(kind, days) if kind[:2] != "du" else days
+    frame = people(40).drop(columns="label", errors="ignore").assign(day=days.astype(f"{kind}[pyarrow]"))
+    with memory.holding(memory.examples_in(frame, np.arange(40) % 2)) as (name,):
+        assert any("columns have words: day" in finding.text for finding in read(name).findings)
 
 
 @pytest.mark.parametrize("cell", [["a", "b"], ["a", None], [[1, 2], [3]], [[1, 2], [3, 4]], {"k": 1}])
@@ -1270,6 +1284,12 @@ def test_signs_between_thousands_are_no_decimal_ones(sign, tmp_path):
     (tmp_path / "t.csv").write_text(f"a,b,label\n24{sign}12,0,0\n".replace(",12,", ";12,") + rows)
     (finding,) = (f for f in read(str(tmp_path / "t.csv")).findings if f.severity == "error")
     assert (finding.name, finding.text.partition(": ")[2]) == ("words", text)
+    # in late rows alone, after as many as are below a thousand; and so are zeros before ids
+    numbers = [f"{400 + i % 600}" if i < 1200 else f"1{sign}{i % 300:03}" for i in range(1500)]
+    rows = "".join(f"{number};{i};{i % 2}\n" for i, number in enumerate(numbers))
+    (tmp_path / "t.csv").write_text(f"a;b;label\n{rows}")
+    findings = [f.text.partition(": ")[2] for f in read(str(tmp_path / "t.csv")).findings if f.severity == "error"]
+    assert findings == [text]
     # decimals of three places, without zeros at their end in the second file
     for written in ((f"{i % 40 / 8:.3f}" for i in range(5000)), (f"{20 + i % 500 * 0.033:.5g}" for i in range(5000))):
         rows = "".join(f"{number},{i},{i % 2}\n" for i, number in enumerate(written))

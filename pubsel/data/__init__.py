@@ -204,7 +204,6 @@ def _loaded(pair: Pair, read: Reader, pixels: bool) -> Task:
     validation = held_out_people = None
     if pair.validation:
         validation, held_out_people = side(source.train, table.has(Role.held_out)[~table.test], whose)
-
     return Task(
         private,
         None if public is None else public.examples,

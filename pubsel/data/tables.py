@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from pubsel.data import arrow, memory
-from pubsel.data.delimited import HEAD_LINES, TableRow, check_quotes, open_text, rows_of
+from pubsel.data.delimited import TableRow, check_quotes, open_text, rows_of
 from pubsel.data.examples import BLANK_WORDS, MANY, folded, people_of
 from pubsel.data.findings import ERROR, NOTE, WARNING, Finding, first_of
 from pubsel.data.folders import (
@@ -61,6 +61,7 @@ SAME = (
     "0 false f no n nein non neg negative".split(),
 )  # of two labels
 MISSING = ["", "?", "-", "NA", "N/A", "na", "n/a", "nan", "NaN", "null", "NULL", "None", "none", "<NA>", "#N/A"]
+TEXTS = 2**23  # values that are read as texts at a time
 DIGITS = 20  # of a number, from which on it is a word
 NO_FILE = (
     "<bytes |<dict>|data:image/|iVBORw0KGgo|/9j/[A-Za-z0-9+/]{200}|[A-Za-z0-9]+://"  # PNG and JPEG in base64, URLs
@@ -92,8 +93,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
     _check_names(table, rows, path)
-    if side is None and read.split != "none" and path != memory.PATH:
-        findings += _in_parts(table.name, [row[path] for row in rows])
+    findings += [] if side or read.split or path == memory.PATH else _in_parts(table.name, [row[path] for row in rows])
 
     # an example is a row; one that repeats another adds nothing
     keys = [tuple(row[column] for column in (path, label, unit, side, *several) if column) for row in rows]
@@ -203,7 +203,7 @@ def features_in(
     answers = answers._replace(findings=(*findings, *about_split, *answers.findings))
     features = frame[[c for c in frame if c not in used]]
     as_text = [c for c in features if c in text and c not in (texts, *of_words)]
-    return features.assign(**{c: features[c].mask(features[c].isin(MISSING)) for c in as_text}), answers
+    return features.assign(**{c: features[c].mask(features[c].astype(object).isin(MISSING)) for c in as_text}), answers
 
 
 def is_table(path: Path) -> bool:
@@ -237,9 +237,6 @@ def numbers_in(table: Path, text: Collection[str]) -> pd.DataFrame:
     with reading(table, "not a readable table", (OSError, ValueError)), open_text(table, DELIMITERS) as (file, between):
         check_quotes(table, file, between)
         how: dict[str, Any] = {"sep": between, "skipinitialspace": True, "low_memory": False}
-        some = pd.read_csv(file, **how, dtype=str, nrows=HEAD_LINES, keep_default_na=False)
-        text = {*text, *(name for name in some if has_zeros(some[name]) or has_points(some[name]))}
-        file.seek(0)
         # a word such as none may be a class, or a word with bounds
         columns = names_of(table)
         numbers = {name: MISSING for name in columns if name not in text}
@@ -249,19 +246,42 @@ def numbers_in(table: Path, text: Collection[str]) -> pd.DataFrame:
         if not isinstance(frame.index, pd.RangeIndex):
             rows_of(table, (), DELIMITERS)
             file.seek(0)
-            frame = pd.read_csv(file, **how, index_col=False, usecols=range(len(columns)))
+            how["index_col"] = False
+            frame = pd.read_csv(file, **how, usecols=range(len(columns)))
+        # what would lose its zeros or points as a number stays text, in whichever rows these are
+        doubtful, step = [i for i, name in enumerate(frame) if _may_be_text(frame[name])], max(1, TEXTS // len(frame))
+        for some in [doubtful[first : first + step] for first in range(0, len(doubtful), step)]:
+            file.seek(0)
+            texts = pd.read_csv(file, **(how | {"dtype": object, "usecols": some, "na_values": None}))
+            for name in texts:
+                if has_zeros(texts[name]) or (frame[name].dtype.kind == "f" and has_points(texts[name])):
+                    frame[name] = texts[name]
         return frame
+
+
+def _may_be_text(values: pd.Series[Any]) -> bool:
+    """Return whether numbers may have been written with zeros before them, as ids, or with points between thousands:
+    most are whole, and more than MANY differ, or most are below a thousand with three decimals at most."""
+    if values.dtype.kind not in "fiu":
+        return False
+    numbers = values[np.isfinite(values)].abs().to_numpy()
+    whole, thousands = numbers % 1 == 0, np.abs(1000 * numbers - np.round(1000 * numbers)) < 1e-6
+    small = (numbers < 1000) & (whole | ((numbers >= 1) & thousands))
+    if values.dtype.kind == "f" and small.sum() >= MOST * len(small) and whole.sum() > 1:
+        return True
+    return bool(whole.sum() >= MOST * len(whole) and values.nunique() > MANY)
 
 
 def has_points(values: Iterable[object]) -> bool:
     """Return whether texts of digits are whole numbers, but for a twentieth, of which several have a point between
     thousands, as 1.234, and others are below a thousand."""
-    texts = [value.strip() for value in values if isinstance(value, str) and re.match(r" *[+-]?\d[\d.]* *$", value)]
-    pointed = sum("." in text for text in texts)
+    texts = Counter(value.strip() for value in values if isinstance(value, str))
+    counts = {text: count for text, count in texts.items() if re.match(r"[+-]?\d[\d.]*$", text)}
     whole = re.compile(r"[+-]?([1-9]\d{0,2}(\.\d{3})+|\d{1,3})")
+    total, pointed = sum(counts.values()), sum(count for text, count in counts.items() if "." in text)
     # of decimals of three places, a tenth end in zero, and are written as 24.12
-    matching = sum(whole.fullmatch(text) is not None for text in texts)
-    return min(pointed, len(texts) - pointed) > 1 and 20 * matching >= 19 * len(texts)
+    matching = sum(count for text, count in counts.items() if whole.fullmatch(text))
+    return min(pointed, total - pointed) > 1 and 20 * matching >= 19 * total
 
 
 def _check_unit(table: Path, columns: Sequence[str], unit: str | None) -> None:
