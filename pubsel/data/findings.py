@@ -50,7 +50,8 @@ NAMES = {
     "ids": "a column, an array, or names of files, of people, perhaps; unit=COLUMN protects each person, not each row",
     "missing": "numbers that are missing",
     "rounded": "columns of numbers so close to each other, for their size, that most are equal in float32",
-    "outside": "a column with most numbers outside of its bounds, or a tenth other words than those in bounds=FILE",
+    "outside": "a column with most numbers outside of its bounds, or a tenth other words than those in bounds=FILE; "
+    "a warning if a tenth of its numbers are",
     "table": "a table next to images without classes, which may have their labels",
 }
 
