@@ -481,6 +481,7 @@ def test_a_folder_does_not_say_whether_an_earlier_release_is_of_the_same_rows():
     releases = [pubsel.fit(x, Y, epsilon=0.5) for x in (X, X, other)]
     pages = {re.sub("[0-9a-f]{16,}", "", (release.folder / "privacy.html").read_text()) for release in releases}
     assert len(pages) == 1  # but for the digest of the weights
+    assert "Other releases of the same examples: their epsilons add up" in pages.pop()
 
 
 def test_the_training_of_fit_is_audited(monkeypatch):
