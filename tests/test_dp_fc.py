@@ -18,6 +18,7 @@ from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.subspace import triangle
 from pubsel.privacy import accountant, ledger
 from pubsel.privacy.randomness import stream
+from pubsel.release import card
 from pubsel.training.loop import noisy_sum
 from tests.made import build, hurtful, interrupted, only_record, secret
 from tests.test_pillar import BUDGET, TINY, cell_of, features, folder, problem  # noqa: F401
@@ -88,6 +89,8 @@ def test_the_release_and_the_steps_are_one_plan():
     assert math.sqrt(11) / spend.noise_multiplier == pytest.approx(accountant.gaussian_mu(2.0, 1e-5), rel=1e-6)
     assert algorithm.facts.mu == pytest.approx(math.sqrt(11) / spend.noise_multiplier, rel=1e-6)
     assert 1.99 < spend.epsilon <= 2
+    page = card._first({"derived": algorithm.values(plan.steps)}, "training")
+    assert page == " (1 of them for noisy second moments of the features)"
 
 
 # Descent

@@ -2,6 +2,7 @@ import json
 import os
 import random
 import shlex
+from collections import Counter
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +38,18 @@ CURRENT = [record for record in RECORDS if not records.outdated(record)]
 @pytest.mark.parametrize("record", {kind(r): r for r in CURRENT}.values(), ids=lambda record: record["identity"])
 def test_the_settings_of_each_kind_of_record_make_the_same_run(record):
     assert identity(command_line.overrides(record["settings"])) == record["identity"]
+
+
+def test_no_seed_of_a_cell_is_counted_twice():
+    """A seed that also draws the parts is no other one: a table would take both for independent."""
+    cells = Counter()
+    for record in RECORDS:
+        settings = json.loads(json.dumps(record["settings"]))
+        for part in (settings, settings["pair"]):
+            part.pop("seed", None)
+        cells[json.dumps([record["label"], record["epsilon"], record["seed"], settings], sort_keys=True)] += 1
+    assert len(cells) > 10_000
+    assert max(cells.values()) == 1
 
 
 UNUSUAL = [

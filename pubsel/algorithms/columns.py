@@ -55,6 +55,7 @@ def likeliest(counts: Tensor, noise: float, n: int) -> tuple[Tensor, Tensor, Ten
     """
     sizes = 2.0 ** torch.arange(-OCTAVES, OCTAVES + 1, dtype=torch.float64)
     centre, scale = torch.cartesian_prod(torch.cat([sizes.new_zeros(1), sizes, -sizes]), sizes).T
+    # wider than twice its centre, it is as one with centre 0; narrower than a 32nd of it, all of it is in one bin
     apart = (centre == 0) | ((scale <= 2 * centre.abs()) & (scale >= centre.abs() / 32))
     centre, scale = centre[apart], scale[apart]  # [H]
     below = torch.special.ndtr((edges() - centre[:, None]) / scale[:, None])
