@@ -31,9 +31,10 @@ def network():
     return torch.nn.Sequential(Scaled(), small.linear(6, 32, 32, 10)).eval()
 
 
-def of_training(name, chunk=None, **changes):
+def of_training(name, chunk=None, batch_size=100, **changes):
     """The settings of training, the algorithm, and the memory that both are counted to need."""
-    settings, algorithm = training(batch_size=100, epochs=1, chunk=chunk), build(option("algorithm", name) | changes)
+    settings = training(batch_size=batch_size, epochs=1, chunk=chunk)
+    algorithm = build(option("algorithm", name) | changes)
     cell = SimpleNamespace(
         algorithm=algorithm,
         training=settings,
@@ -44,7 +45,9 @@ def of_training(name, chunk=None, **changes):
     return settings, algorithm, needs.of_training(cell, images(), schedule(400, settings))
 
 
-@pytest.mark.parametrize(("name", "changes"), [("dp_sgd", {}), ("gep", {"k": 20})])
+@pytest.mark.parametrize(
+    ("name", "changes"), [("dp_sgd", {}), ("dp_sgd", {"batch_size": 400}), ("gep", {"k": 20})]
+)
 def test_what_is_counted_is_what_the_loop_holds(name, changes, tmp_path):
     settings, algorithm, counted = of_training(name, **changes)
     job = Job(algorithm, schedule(400, settings), 1.0, settings, "name", tmp_path / "c.pt")
@@ -69,6 +72,14 @@ def test_a_batch_of_any_size_is_summed_in_the_memory_of_one_pass(name):
     parts = zip(x.split(8), y.split(8), strict=True)
     total = sum(clipped_sum(mechanism, gradients, Split(*part))[0] for part in parts)
     torch.testing.assert_close(sums[2], total)
+
+
+def test_a_full_batch_is_copied_once(monkeypatch):
+    """Slot by slot, if it is not too large to copy."""
+    copied = of_training("dp_sgd", batch_size=400)[2].training - of_training("dp_sgd", batch_size=399)[2].training
+    assert copied == images().private.x.nbytes
+    monkeypatch.setattr(needs, "COPIED", copied - 1)
+    assert of_training("dp_sgd", batch_size=400)[2] == of_training("dp_sgd", batch_size=399)[2]
 
 
 def test_more_of_anything_takes_more():

@@ -17,6 +17,7 @@ from pubsel.distances.task2vec import Task2Vec
 from pubsel.distances.whitening import Whitening
 from pubsel.gradients.matrix import PerExampleGradients
 from pubsel.gradients.people import PeopleGradients
+from pubsel.gradients.slots import COPIED
 from pubsel.messages import UserError, gib, say
 from pubsel.models.layers import split
 from pubsel.models.memory import free
@@ -82,6 +83,8 @@ def of_training(cell: Cell, task: Task, plan: Schedule) -> Memory:
     vectors = 6 + (2 * chunk if means else chunk)
     numbers = cell.algorithm.numbers(view) + vectors * gradients.size
     training = numbers * next(model.parameters()).element_size()
+    if plan.rate == 1 and not means and (copied := seen.private.x.nbytes) <= COPIED:
+        training += copied  # slot by slot
     needs = Memory(training, distance=0, passes=passes(model, seen.private, chunk))
     return needs if seen is task else with_prepared(needs, task, seen, cell.algorithm.first_share > 0)
 
