@@ -45,9 +45,7 @@ def of_training(name, chunk=None, batch_size=100, **changes):
     return settings, algorithm, needs.of_training(cell, images(), schedule(400, settings))
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"), [("dp_sgd", {}), ("dp_sgd", {"batch_size": 400}), ("gep", {"k": 20})]
-)
+@pytest.mark.parametrize(("name", "changes"), [("dp_sgd", {}), ("dp_sgd", {"batch_size": 400}), ("gep", {"k": 20})])
 def test_what_is_counted_is_what_the_loop_holds(name, changes, tmp_path):
     settings, algorithm, counted = of_training(name, **changes)
     job = Job(algorithm, schedule(400, settings), 1.0, settings, "name", tmp_path / "c.pt")
