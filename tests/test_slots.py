@@ -291,3 +291,22 @@ def test_hashes_are_the_same_on_every_machine():
         mixed = sum(int(a) * int(b) for a, b in zip(row, factors, strict=False)) % 2**64
         mixed = (mixed ^ mixed >> 32) * int(factors[0]) % 2**64
         assert slot == mixed // 2**32 % 1000
+
+
+def test_an_example_changes_the_shape_of_one_block_of_a_linear_classifier(monkeypatch):
+    """Blocks have a fixed number of slots, and together every row once, those of a crowded slot in the last."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(module, "CACHED", 10 * LOAD * 8)  # ten slots
+    x, y = torch.randn(3000, 8), torch.randint(2, (3000,))
+    x[: SLOT + 1], y[: SLOT + 1] = x[0], y[0]
+    gradients, shapes, sums = LinearGradients(linear(8, bias=True)), [], []
+    for kept in (torch.ones(3000, dtype=torch.bool), torch.arange(3000) != 2000):
+        slots = PrivateSlots(gradients, x[kept], y[kept], 3000)
+        arranged = slots.arrange(x[kept], y[kept])
+        blocks = list(slots.batch(None)[1].blocks(*arranged))
+        assert len(blocks) == -(-slots.number // 10)
+        shapes.append([len(block) for block in blocks])
+        sums.append(sum(dp_sgd.clipped_sum(block, 1.0) for block in blocks))
+        torch.testing.assert_close(sums[-1], dp_sgd.clipped_sum(gradients.matrix(*arranged), 1.0), rtol=1e-5, atol=1e-5)
+    assert sorted(a - b for a, b in zip(*shapes, strict=True)) == [0] * (len(shapes[0]) - 1) + [1]
+    assert (sums[0] - sums[1]).norm() <= ALLOWED

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pubsel.files import sent
-from pubsel.gradients.factored import BLOCK, LinearGradients
+from pubsel.gradients.factored import BLOCK, FactoredGradients, LinearGradients
 from pubsel.gradients.matrix import SLOT, Engine, GradientMatrix, PerExampleGradients, Slots, on_lines
 
 LOAD = 48  # rows that a slot is expected to have: then one in a hundred has more than SLOT
@@ -31,6 +31,7 @@ MOST = 2**20  # examples
 HASHED = 1024  # numbers of an example that choose its slot, at most
 ROWS = 2**12  # examples at a time
 COPIED = 2**29  # bytes of examples that are copied: to gather each slot at each step takes a fourth more time
+CACHED = 2**21  # numbers of features in a block
 FEWEST = 2 * SLOT  # examples per pass: with fewer, whole slots would leave many passes half empty
 
 
@@ -86,9 +87,7 @@ class SlottedGradients:
     def blocks(self, x: Tensor, y: Tensor, rows: int = 1, dtype: torch.dtype | None = None) -> Iterator[GradientMatrix]:
         """Yield G for x [n, ...], y [n, ...], as `inner` does."""
         if isinstance(self.inner, LinearGradients):
-            block = self.inner.matrix(x, y, dtype, self.squares)
-            block.slots = self.slots
-            yield block
+            yield from self._linear(self.inner, x, y, dtype)
             return
 
         # of a network whole slots, as many as a block takes, and then the rows of slots that have too many
@@ -101,6 +100,24 @@ class SlottedGradients:
                 yield slotted
             start = part.stop
         yield from self.inner.blocks(x[start:], y[start:], rows, dtype)
+
+    def _linear(
+        self, inner: LinearGradients, x: Tensor, y: Tensor, dtype: torch.dtype | None
+    ) -> Iterator[FactoredGradients]:
+        """Yield G of a linear classifier, the rows of slots that have too many in the last block."""
+        # A block stays in the cache from its logits to its sum. It has a fixed number of SLOTS, so that an example
+        # changes the shapes of its own block alone. A GPU, and rows in no order, are taken at once.
+        sizes, start = self.slots.sizes, 0
+        at_once = x.is_cuda or self.slots.order is not None
+        most = len(sizes) if at_once else max(1, CACHED // (LOAD * x.shape[1]))
+        for first in range(0, max(1, len(sizes)), max(1, most)):
+            some = sizes[first : first + most]
+            part = slice(start, start + sum(some) if first + most < len(sizes) else len(x))
+            squares = None if self.squares is None else self.squares[part]
+            block = inner.matrix(x[part], y[part], dtype, squares)
+            block.slots = self.slots if at_once else Slots(some)
+            yield block
+            start = part.stop
 
 
 def _blocks(sizes: list[int], most: int) -> Iterator[list[int]]:
