@@ -104,9 +104,10 @@ class SlottedGradients:
     def _linear(
         self, inner: LinearGradients, x: Tensor, y: Tensor, dtype: torch.dtype | None
     ) -> Iterator[FactoredGradients]:
-        """Yield G of a linear classifier, the rows of slots that have too many in the last block."""
-        # A block stays in the cache from its logits to its sum. It has a fixed number of SLOTS, so that an example
-        # changes the shapes of its own block alone. A GPU, and rows in no order, are taken at once.
+        """Yield G of a linear classifier for x [n, d], y [n, ...]; the last block has the rows of crowded slots too."""
+        # A block stays in the cache from its logits to its sum. It has a fixed number of SLOTS: an example changes the
+        # shape of its own block, and of the last one if its slot is crowded. A GPU computes a single block, as does a
+        # CPU if the rows are not in the order of their slots.
         sizes, start = self.slots.sizes, 0
         at_once = x.is_cuda or self.slots.order is not None
         most = len(sizes) if at_once else max(1, CACHED // (LOAD * x.shape[1]))
