@@ -360,6 +360,25 @@ def test_a_column_with_the_split_is_taken_as_of_a_file(kind):
         assert held.record["private_examples"] == file.record["private_examples"] == (part == "train").sum()
 
 
+def test_paths_of_images_have_their_parts_as_a_table_of_them_has(tmp_path):
+    part, y = np.where(np.arange(60) % 4, "train", "test"), np.arange(60) // 4 % 2
+    paths = [tmp_path / part[i] / f"{i}.png" for i in range(60)]
+    for i, path in enumerate(paths):
+        picture(path, 120 * int(y[i]) + i, (8, 8), "L")
+    frame = pd.DataFrame({"image": map(str, paths), "label": y})
+    release = pubsel.fit(frame.assign(split=part), "label", epsilon=5, delta=1e-3)
+    assert release.record["private_examples"] == 45
+
+    # folders called train and test say so too, and nothing is trained on by mistake
+    for x in (frame, frame.image, paths):
+        labels = "label" if x is frame else y
+        with pytest.raises(UserError, match=r"training and test images \(45 and 15\), which are mixed: .* split=none"):
+            pubsel.fit(x, labels, epsilon=5, delta=1e-3)
+        release = pubsel.fit(x, labels, epsilon=5, delta=1e-3, split="none")
+        assert release.record["private_examples"] == 60
+    assert len(release.predict(paths)) == 60
+
+
 def pickled(release):
     return pickle.loads(pickle.dumps(release))
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -195,8 +196,7 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
     read = dataclasses.replace(read, label=memory.label_columns(held.frame))
     if held.x is None and memory.PATH in held.frame:
         listed = tables.list_table(path, unit, dataclasses.replace(read, path=memory.PATH))
-        listed = listed._replace(test=np.zeros(len(listed.y), dtype=bool))
-        source = _of_listed(name, listed, path, False, read)
+        source = _of_listed(name, _in_parts(listed), path, False, read)
     elif held.x is None and is_texts(path, read):
         texts = read_texts(path, unit, read, labelled)
         source = _of_texts(name, texts._replace(rows=_in_parts(texts.rows)))
@@ -215,9 +215,12 @@ def _open_held(name: str, unit: str | None, read: Read, columns: tuple[Field, ..
     return source if len(source.test.y) or not labelled else _untested(source)
 
 
-def _in_parts(rows: Vectors) -> Vectors:
-    """Return rows in memory, all of which are of the training part if no column says otherwise."""
-    return rows._replace(test=np.zeros(len(rows.y), dtype=bool)) if rows.test is None else rows
+Held = TypeVar("Held", Listed, Vectors)
+
+
+def _in_parts(examples: Held) -> Held:
+    """Return examples in memory, all of which are of the training part if no column says otherwise."""
+    return examples._replace(test=np.zeros(len(examples.y), dtype=bool)) if examples.test is None else examples
 
 
 def _untested(source: Source) -> Source:

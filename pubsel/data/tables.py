@@ -93,7 +93,7 @@ def list_table(table: Path, unit: str | None, read: Read) -> Listed:
         findings.append(Finding("columns", NOTE, f"{table.name}: columns that are not used: {first_of(unused, 10)}"))
 
     _check_names(table, rows, path)
-    findings += [] if side or read.split or path == memory.PATH else _in_parts(table.name, [row[path] for row in rows])
+    findings += [] if side or read.split else _in_parts(table.name, [row[path] for row in rows])
 
     # an example is a row; one that repeats another adds nothing
     keys = [tuple(row[column] for column in (path, label, unit, side, *several) if column) for row in rows]
