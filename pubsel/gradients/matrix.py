@@ -35,7 +35,7 @@ SUM_BLOCK = 8, 2**15  # rows and columns that are converted to float64 at once, 
 SLOT = 64  # rows that float32 adds up, at most
 TINY = 2e-38  # smaller squares of float32 vanish, and a huge other factor would make them count
 LINE = 64  # bytes of a cache line
-TOTAL_ENTRIES = 2**17  # of a sum that slots are added to at once
+TOTAL_ENTRIES = 2**19  # of a sum that slots are added to at once
 GRAM_BLOCK = 100  # rows; fewer are slower products, more leave more of the lower triangle computed
 
 
