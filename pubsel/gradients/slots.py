@@ -107,10 +107,10 @@ class SlottedGradients:
         """Yield G of a linear classifier for x [n, d], y [n, ...]; the last block has the rows of crowded slots too."""
         # A block stays in the cache from its logits to its sum. It has a fixed number of SLOTS: an example changes the
         # shape of its own block, and of the last one if its slot is crowded. A GPU computes a single block, as does a
-        # CPU if the rows are not in the order of their slots.
-        sizes, start = self.slots.sizes, 0
-        at_once = x.is_cuda or self.slots.order is not None
-        most = len(sizes) if at_once else max(1, CACHED // (LOAD * x.shape[1]))
+        # CPU if the rows are not in the order of their slots, or if they are hardly more than one.
+        sizes, start, most = self.slots.sizes, 0, CACHED // (LOAD * x.shape[1])
+        at_once = x.is_cuda or self.slots.order is not None or 2 * len(sizes) <= 3 * most
+        most = len(sizes) if at_once else max(1, most)
         for first in range(0, max(1, len(sizes)), max(1, most)):
             some = sizes[first : first + most]
             part = slice(start, start + sum(some) if first + most < len(sizes) else len(x))
