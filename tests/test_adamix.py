@@ -16,6 +16,7 @@ from pubsel.algorithms.dp_sgd import curvature
 from pubsel.cell import guarantee
 from pubsel.cli import main
 from pubsel.data import Split, Task
+from pubsel.gradients import factored
 from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import DenseGradients
 from pubsel.messages import UsageError
@@ -404,6 +405,23 @@ def test_accelerated_training_on_public_data(decay):
         last, w = w, ahead - (rows_of(ahead, PUBLIC).sum(0) + decay * ahead) / (M + decay)
         ahead = w + t / (t + 3) * (w - last)
     np.testing.assert_allclose(weights(model), w, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, 1e30])
+def test_norms_of_public_features_are_computed_once(bad, monkeypatch):
+    """With a broken row, which counts as zero, at each step."""
+    torch.manual_seed(0)
+    x, y, calls = torch.nn.functional.normalize(torch.randn(150, D), dim=1), torch.randint(C, (150,)), []
+    first = int(bad is not None)
+    x[:first] = bad or 0
+    model, alone = torch.nn.Linear(D, C), torch.nn.Linear(D, C)
+    alone.load_state_dict(model.state_dict())
+    train_on_public(view(alone), Split(x[first:], y[first:]), 30, 0.01)
+    computed = factored.squared_norms
+    monkeypatch.setattr(factored, "squared_norms", lambda rows: calls.append(1) or computed(rows))
+    train_on_public(view(model), Split(x, y), 30, 0.01)
+    np.testing.assert_allclose(weights(model), weights(alone), rtol=1e-5, atol=1e-6)
+    assert len(calls) == (1 if bad is None else 31)
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -29,7 +29,9 @@ from pubsel.algorithms.dp_sgd import (
     stable_rate,
 )
 from pubsel.data import Split
+from pubsel.gradients.factored import LinearGradients
 from pubsel.gradients.matrix import Engine
+from pubsel.gradients.slots import SlottedGradients
 from pubsel.messages import UsageError, UserError
 from pubsel.models.class_names import zero_shot
 from pubsel.settings.keys import MOST_EPOCHS
@@ -72,9 +74,12 @@ def train_on_public(view: View, public: Split, epochs: int, rate: float | None, 
     accelerated = rate is None
     rate = rate or public_rate(len(public.x), view.classes, view.multi_label, weight_decay)
     start = w = flat_weights(view.model)
+    gradients = view.gradients
+    if isinstance(gradients, LinearGradients):  # norms of features that do not change are computed once
+        gradients = SlottedGradients(gradients, [], gradients.squares(public.x))
     for t in range(epochs):
         ahead = flat_weights(view.model)
-        last, w = w, ahead - rate * (public_gradient(view.gradients, public) + weight_decay * (ahead - start))
+        last, w = w, ahead - rate * (public_gradient(gradients, public) + weight_decay * (ahead - start))
         if not w.isfinite().all():
             raise UserError("training on public data diverged: lower algorithm.pretrain_rate or algorithm.finish_rate")
         ahead = w + t / (t + 3) * (w - last) if accelerated else w
