@@ -368,6 +368,7 @@ def test_paths_of_images_have_their_parts_as_a_table_of_them_has(tmp_path):
     frame = pd.DataFrame({"image": map(str, paths), "label": y})
     release = pubsel.fit(frame.assign(split=part), "label", epsilon=5, delta=1e-3)
     assert release.record["private_examples"] == 45
+    assert len(release.predict(paths)) == 60
 
     # folders called train and test say so too, and nothing is trained on by mistake
     for x in (frame, frame.image, paths):
