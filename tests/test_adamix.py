@@ -10,7 +10,7 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 import pubsel.training.loop
-from pubsel.algorithms import Facts, View
+from pubsel.algorithms import Facts, View, adamix
 from pubsel.algorithms.adamix import project, public_gradient, subspace_around, train_on_public
 from pubsel.algorithms.dp_sgd import curvature
 from pubsel.cell import guarantee
@@ -422,6 +422,11 @@ def test_norms_of_public_features_are_computed_once(bad, monkeypatch):
     train_on_public(view(model), Split(x, y), 30, 0.01)
     np.testing.assert_allclose(weights(model), weights(alone), rtol=1e-5, atol=1e-6)
     assert len(calls) == (1 if bad is None else 31)
+
+    # memory grows with the rows of a block, and does not with those of all public examples
+    monkeypatch.setattr(adamix, "BLOCK", 100)
+    monkeypatch.setattr(LinearGradients, "squares", None)
+    train_on_public(view(model), Split(x, y), 1, 0.01)
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from pubsel.algorithms import dp_sgd
+from pubsel.gradients import matrix
 from pubsel.gradients import slots as module
 from pubsel.gradients.book_keeping import BookKeeping
 from pubsel.gradients.factored import FactoredGradients, LinearGradients
@@ -64,9 +65,11 @@ def test_rows_of_a_slot_come_together_and_crowded_slots_last():
 
 @pytest.mark.parametrize("d", [16, 37])
 @pytest.mark.parametrize("arranged", [True, False])
-def test_sums_are_those_of_float64(d, arranged):
-    """Wherever slots lie in memory, one of them crowded, with a bias."""
+@pytest.mark.parametrize("classes", [2, 5])
+def test_sums_are_those_of_float64(d, arranged, classes, monkeypatch):
+    """Wherever slots lie in memory, one of them crowded, with a bias; of all classes, or of two at a time."""
     torch.manual_seed(0)
+    monkeypatch.setattr(matrix, "TOTAL_ENTRIES", classes * d)
     r, x, weights = torch.randn(600, 5), torch.randn(600, d), torch.rand(600, dtype=torch.float64)
     slots = torch.randint(12, (600,)).where(torch.rand(600) < 0.8, 3)
     order, sizes = by_slot(slots, 12)

@@ -29,7 +29,7 @@ from pubsel.algorithms.dp_sgd import (
     stable_rate,
 )
 from pubsel.data import Split
-from pubsel.gradients.factored import LinearGradients
+from pubsel.gradients.factored import BLOCK, LinearGradients
 from pubsel.gradients.matrix import Engine
 from pubsel.gradients.slots import SlottedGradients
 from pubsel.messages import UsageError, UserError
@@ -75,7 +75,8 @@ def train_on_public(view: View, public: Split, epochs: int, rate: float | None, 
     rate = rate or public_rate(len(public.x), view.classes, view.multi_label, weight_decay)
     start = w = flat_weights(view.model)
     gradients = view.gradients
-    if isinstance(gradients, LinearGradients):  # norms of features that do not change are computed once
+    if isinstance(gradients, LinearGradients) and len(public.x) <= BLOCK:
+        # one block without slots, whose features do not change: their norms are computed once
         gradients = SlottedGradients(gradients, [], gradients.squares(public.x))
     for t in range(epochs):
         ahead = flat_weights(view.model)

@@ -106,8 +106,8 @@ class SlottedGradients:
     ) -> Iterator[FactoredGradients]:
         """Yield G of a linear classifier for x [n, d], y [n, ...]; the last block has the rows of crowded slots too."""
         # A block stays in the cache from its logits to its sum. It has a fixed number of SLOTS: an example changes the
-        # shape of its own block, and of the last one if its slot is crowded. A GPU computes a single block, as does a
-        # CPU if the rows are not in the order of their slots, or if they are hardly more than one.
+        # shape of the block that contains it, and of the last one if its slot is crowded. There is a single block on a
+        # GPU, if rows are not in the order of their slots, and if a second block would be at most half full.
         sizes, start, most = self.slots.sizes, 0, CACHED // (LOAD * x.shape[1])
         at_once = x.is_cuda or self.slots.order is not None or 2 * len(sizes) <= 3 * most
         most = len(sizes) if at_once else max(1, most)
