@@ -15,6 +15,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from pubsel import records
+from pubsel.cell import Cell
 from pubsel.commands import rank
 from pubsel.papers import clustermap, figures
 from pubsel.settings import CONF
@@ -24,6 +25,7 @@ from tests.synthetic import record as synthetic
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "scripts"))
+import calibration  # noqa: E402
 import rented  # noqa: E402
 from compare_distances import compare  # noqa: E402
 from rare_classes import calibration_error, measured, with_share  # noqa: E402
@@ -98,6 +100,18 @@ def test_the_calibration_error_of_known_probabilities():
     assert calibration_error(probabilities, y, torch.full((5,), 0.2)) == pytest.approx(sum(gaps) / 5)
     weights = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
     assert calibration_error(probabilities, y, weights) == pytest.approx((0.9 + 0.4) / 2)
+
+
+@pytest.mark.parametrize("public", calibration.PUBLIC)
+def test_calibration_is_that_of_the_cells_of_the_race(public, monkeypatch):
+    race = records._read_lines(CHECKOUT / "results" / "records" / "recipes.jsonl.gz")
+    monkeypatch.setattr(calibration, "EPSILONS", (2,))
+    words = calibration.PUBLIC[public].split()
+    name = Cell.of(calibration.settings("digits", *words, "epsilon=2", "seed=0"), "studies").name
+    (recorded,) = [each["utility"] for each in race if each["identity"] == name]
+    (columns,) = calibration.measured("digits", public, 0)
+    assert columns["accuracy"] == pytest.approx(recorded, abs=0.05)
+    assert 0 < columns["ece_undivided"] != columns["ece"] < 0.2
 
 
 def test_figures_weigh_the_test_images_by_the_classes_of_training():
