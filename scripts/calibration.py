@@ -11,49 +11,38 @@ of it is private.
 
 import argparse
 import itertools
-import statistics
 from typing import Any
 
 import measuring
 import torch
-from rare_classes import calibration_error, outputs
+import yaml
+from rare_classes import calibration_error, outputs, settings, summary
 
 from pubsel.cell import Cell, load_task
-from pubsel.rules import Inputs, canonical
-from pubsel.settings.compose import composed
+from pubsel.rules import Inputs
+from pubsel.settings import CONF
 from pubsel.settings.keys import RunConfig
-from pubsel.settings.schema import check
 
-PUBLIC_EXAMPLES = {  # as in conf/tables/recipes.yaml
-    "flowers5": 350,
-    "kagchest": 456,
-    "ham10000": 796,
-    "cifar10": 5000,
-    "tiny_imagenet": 1200,
-    "fashion_mnist": 2000,
-    "mnist": 2000,
-    "digits": 130,
-}
+SETS = "flowers5", "kagchest", "ham10000", "cifar10", "tiny_imagenet", "fashion_mnist", "mnist", "digits"
 PUBLIC = {"no labels": "algorithm.public_labels=none label=unlabelled", "none": "pair.public=null"}
 EPSILONS, SEEDS = (0.1, 0.3, 1, 2), 5
 WORDS = "+experiment=recipes device=cpu threads=1 download=false"
 
 
-def settings(private: str, *words: str) -> RunConfig:
+def settings_of(private: str, public: str, epsilon: float, seed: int) -> RunConfig:
     """Return the settings of a cell of `recipes`."""
-    model = "pixels" if private == "digits" else "mobilenetv2_coral"
-    own = f"pair.private={private} pair.m={PUBLIC_EXAMPLES[private]} model={model}"
-    with composed("run", [*WORDS.split(), *own.split(), *words]) as values:
-        return canonical(check(RunConfig, values))
+    part = yaml.safe_load((CONF / "tables" / "recipes.yaml").read_text())["parts"][private]
+    words = f"{WORDS} pair.private={part['data']} pair.m={part['m']} model={part['model']} {PUBLIC[public]}"
+    return settings(f"{words} epsilon={epsilon} seed={seed}")
 
 
 def measured(private: str, public: str, seed: int) -> list[dict[str, float]]:
     """Return the columns of one seed at each epsilon, as fractions."""
-    words = [settings(private, *PUBLIC[public].split(), f"epsilon={epsilon}", f"seed={seed}") for epsilon in EPSILONS]
-    task = load_task(Inputs.of(words[0]), torch.device("cpu"))
+    cells = [settings_of(private, public, epsilon, seed) for epsilon in EPSILONS]
+    task = load_task(Inputs.of(cells[0]), torch.device("cpu"))
     y, weights = task.test.y, torch.full((len(task.test.y),), 1 / len(task.test.y))
     values = []
-    for each in words:
+    for each in cells:
         divided, undivided = outputs(Cell.of(each, "studies"), task)
         columns = {"accuracy": float((divided.argmax(1) == y).double().mean())}
         columns["ece"] = calibration_error(divided.softmax(1), y, weights)
@@ -70,15 +59,12 @@ def main() -> None:
     torch.set_num_threads(1)
 
     rows: list[dict[str, Any]] = []
-    for private, public in itertools.product(PUBLIC_EXAMPLES, PUBLIC):
+    for private, public in itertools.product(SETS, PUBLIC):
         reached = [measured(private, public, seed) for seed in range(SEEDS)]
         for epsilon, *columns in zip(EPSILONS, *reached, strict=True):
             row: dict[str, Any] = {"private": private, "public": public, "epsilon": epsilon, "seeds": SEEDS}
-            for name in columns[0]:
-                values = [100 * each[name] for each in columns]
-                row |= {name: f"{statistics.mean(values):.2f}", f"{name}_std": f"{statistics.stdev(values):.2f}"}
-            rows.append(row)
-            print(*row.values(), flush=True)
+            rows.append(row | summary(columns))
+            print(*rows[-1].values(), flush=True)
     measuring.write(to, rows, measuring.origin("cpu", 1))
 
 

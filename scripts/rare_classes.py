@@ -15,6 +15,7 @@ import itertools
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,9 @@ class Undivided(WhitenedHead):
         self.factor = before / next(view.model.parameters()).norm().item()
 
 
-def settings(*words: str) -> RunConfig:
-    """Return the settings of a run."""
-    with composed("run", [*WORDS.split(), *words]) as values:
+def settings(words: str) -> RunConfig:
+    """Return the settings of a run by the words of its command."""
+    with composed("run", words.split()) as values:
         return canonical(check(RunConfig, values))
 
 
@@ -110,6 +111,15 @@ def measured(both: tuple[Tensor, Tensor], y: Tensor, rare: int, share: float, me
     return values | {"ece_at_shares": calibration_error(divided.softmax(1), y, trained)}
 
 
+def summary(seeds: Sequence[dict[str, float]]) -> dict[str, str]:
+    """Return the mean and the deviation over the seeds of each column, in percent."""
+    row: dict[str, str] = {}
+    for name in seeds[0]:
+        values = [100 * each[name] for each in seeds]
+        row |= {name: f"{statistics.mean(values):.2f}", f"{name}_std": f"{statistics.stdev(values):.2f}"}
+    return row
+
+
 def sample(task: Task, rare: str, share: float, public: str, seed: int) -> Task:
     """Return the task on the images that are left, of which a tenth may be public; without public data, on features of
     the last layer alone, as `pubsel run` has it."""
@@ -130,23 +140,22 @@ def main() -> None:
     parser.add_argument("--to", "--csv", type=measuring.target, required=True, help="file to write")
     to = parser.parse_args().to
     torch.set_num_threads(1)
-    complete = load_task(Inputs.of(settings("pair.public=null", "model.backbone.stages=true")), torch.device("cpu"))
+    complete = load_task(
+        Inputs.of(settings(f"{WORDS} pair.public=null model.backbone.stages=true")), torch.device("cpu")
+    )
 
     rows: list[dict[str, Any]] = []
     for rare, share, epsilon, public, metric in itertools.product(CLASSES, SHARES, EPSILONS, PUBLIC, METRICS):
         reached, began = [], time.process_time()
         for seed in range(SEEDS):
             task = sample(complete, rare, share, public, seed)._replace(metric=metric)
-            words = settings(*PUBLIC[public].split(), f"pair.metric={metric}", f"epsilon={epsilon}", f"seed={seed}")
-            both = outputs(Cell.of(words, "studies"), task)
+            words = f"{WORDS} {PUBLIC[public]} pair.metric={metric} epsilon={epsilon} seed={seed}"
+            both = outputs(Cell.of(settings(words), "studies"), task)
             reached.append(measured(both, task.test.y, CLASSES[rare], share, metric))
         row: dict[str, Any] = {"rare": rare, "share": round(100 * share), "epsilon": epsilon, "public": public}
         row |= {"metric": metric, "n": task.units, "m": 0 if task.public is None else len(task.public.y)}
         row |= {"rare_images": int((task.private.y == CLASSES[rare]).sum()), "seeds": SEEDS}
-        for name in reached[0]:
-            values = [100 * each[name] for each in reached]
-            row |= {name: f"{statistics.mean(values):.2f}", f"{name}_std": f"{statistics.stdev(values):.2f}"}
-        rows.append(row | {"seconds": f"{(time.process_time() - began) / SEEDS:.1f}"})
+        rows.append(row | summary(reached) | {"seconds": f"{(time.process_time() - began) / SEEDS:.1f}"})
         print(*rows[-1].values(), flush=True)
     measuring.write(to, rows, measuring.origin("cpu", 1))
 

@@ -106,8 +106,7 @@ def test_the_calibration_error_of_known_probabilities():
 def test_calibration_is_that_of_the_cells_of_the_race(public, monkeypatch):
     race = records._read_lines(CHECKOUT / "results" / "records" / "recipes.jsonl.gz")
     monkeypatch.setattr(calibration, "EPSILONS", (2,))
-    words = calibration.PUBLIC[public].split()
-    name = Cell.of(calibration.settings("digits", *words, "epsilon=2", "seed=0"), "studies").name
+    name = Cell.of(calibration.settings_of("digits", public, 2, 0), "studies").name
     (recorded,) = [each["utility"] for each in race if each["identity"] == name]
     (columns,) = calibration.measured("digits", public, 0)
     assert columns["accuracy"] == pytest.approx(recorded, abs=0.05)
